@@ -1,0 +1,13 @@
+"""UPS: a staged latent simulator for partial differential equations.
+
+Vocabulary, the same in every file:
+
+    u       field                 (B, C, *grid), one to three space axes
+    z       latent tokens         (B, N, D), N = product of the token grid
+    z0, z1  latents one time step `dt` apart; `z1_hat` is a prediction of z1
+    cond    PDE parameters        (B, P), log10 of their values
+    sigma   noise level           (B,)
+    run     one folder, runs/NAME, that holds one folder per stage
+
+A batch flows data -> cache -> models; `train` takes the step, `eval` judges the result.
+"""

@@ -1,0 +1,175 @@
+"""A frozen dataclass becomes the command line.
+
+    cfg = parse(Config)                      # --lr 1e-4 --model.dim 256 --config runs/x/config.json
+
+Flags win over `--config FILE` (JSON or YAML of an earlier run), which wins over the defaults. The
+comment behind a field in the source is its help text. An unknown key is an error that names the
+nearest one.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import json
+import os
+import re
+import sys
+import types
+import typing
+from pathlib import Path
+
+
+class UsageError(Exception):
+    """Wrong use: one sentence, cause and cure; shown without a traceback, exit code 2."""
+
+
+def command(main):
+    """Run `main()` as a command: wrong use is one sentence, printed once, and exit code 2."""
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse(cls, argv=None, description=None):
+    """Build `cls` from the command line; `description` (a script's docstring) opens `--help`."""
+    fields = dict(_fields(cls))
+    parser = _Parser(description=description, formatter_class=_Help, allow_abbrev=False,
+                     argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="JSON or YAML of an earlier run")
+    for name, (kind, default, comment) in fields.items():
+        kind, many = _plain(kind)
+        shown = " ".join(map(str, default)) if many else default
+        text = f"{comment} [{shown}]" if comment else f"[{shown}]"
+        options = {"help": text.replace("%", "%%"), "metavar": kind.__name__.upper()}
+        if kind is bool:
+            options = {"help": options["help"], "action": argparse.BooleanOptionalAction}
+        else:
+            options |= {"type": kind, "nargs": "+" if many else None}
+        parser.add_argument(f"--{name}", **options)
+
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError(_unknown(unknown[0].split("=")[0].lstrip("-"), fields, "--"))
+    flags = vars(args)
+    values = {}
+    if path := flags.pop("config", None):
+        values = read_config(path)
+        if wrong := [key for key in values if key not in fields]:
+            raise UsageError(f"{path}: {_unknown(wrong[0], fields)}")
+    return build(cls, values | flags)
+
+
+def build(cls, values):
+    """Make `cls` from a flat dictionary with dotted names, such as `flat` gives."""
+    arguments = {}
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.type):
+            prefix = field.name + "."
+            inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+            arguments[field.name] = build(field.type, inner)
+        elif field.name in values:
+            arguments[field.name] = _cast(field, values[field.name])
+    return cls(**arguments)
+
+
+def flat(cfg):
+    """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON."""
+    out = {}
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        if dataclasses.is_dataclass(value):
+            out |= {f"{field.name}.{key}": inner for key, inner in flat(value).items()}
+        else:
+            out[field.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def read_config(path):
+    """Read a JSON or YAML mapping as a flat dictionary; nested mappings become dotted names."""
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"--config {path}: there is no such file.")
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            values = yaml.safe_load(path.read_text())
+        else:
+            values = json.loads(path.read_text())
+    except Exception as error:  # each parser has its own exceptions
+        raise UsageError(f"--config {path}: not a readable JSON or YAML file ({error}).") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"--config {path}: expected a mapping of field names to values.")
+
+    def walk(values, prefix=""):
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(walk(values))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(f"{message.rstrip('.')}. See --help.")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+def _fields(cls, prefix=""):
+    """Yield (dotted name, (type, default, comment)) for every leaf field."""
+    comments = _comments(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.type):
+            yield from _fields(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, (field.type, field.default, comments.get(field.name, ""))
+
+
+def _comments(cls):
+    """Trailing comments of the fields, of the class and of those that it inherits from."""
+    found = {}
+    for base in reversed(cls.__mro__[:-1]):
+        for line in inspect.getsource(base).splitlines():
+            if match := re.match(r"\s+(\w+)\s*:[^#]*#\s*(.+)", line):
+                found[match[1]] = match[2]
+    return found
+
+
+def _plain(kind):
+    """`tuple[str, ...]` -> (str, True); `int | None` -> (int, False)."""
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True
+    if isinstance(kind, types.UnionType):
+        return next(arg for arg in typing.get_args(kind) if arg is not types.NoneType), False
+    return kind, False
+
+
+def _cast(field, value):
+    kind, many = _plain(field.type)
+    if value is None and isinstance(field.type, types.UnionType):
+        return None
+    try:
+        if many:
+            return tuple(kind(item) for item in ([value] if isinstance(value, str) else value))
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError
+        if kind is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{field.name}: expected {kind.__name__}, got {value!r}.") from None
+
+
+def _unknown(key, fields, dash=""):
+    near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
+    return f"there is no field {dash}{key}; the nearest is {dash}{near[0]}."
