@@ -1,0 +1,168 @@
+"""The operator starts as the identity, heeds its condition, commutes with shifts, on any grid."""
+
+import math
+
+import pytest
+import torch
+
+from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
+
+LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
+PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
+CUBE = TaskSpec("cube", (4, 4, 4), 3, True)
+MIX = (LINE, PLATE, CUBE)
+each_body = pytest.mark.parametrize("body", BODIES)
+
+
+def make(body, tasks=(LINE,), started=True, **options):
+    """A small operator; `started` moves the zero-initialised weights away from zero."""
+    torch.manual_seed(0)
+    options = {"dim": 16, "depth": 3, "heads": 2, "modes": 8, "window": 4} | options
+    model = LatentOperator(OperatorConfig(body=body, **options), tasks)
+    if started:
+        for name, weight in model.named_parameters():
+            if "modulation" in name or "body.out" in name:
+                torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def batch(model, task=0, tokens=None, size=2, dtype=torch.float32):
+    spec = model.tasks[task]
+    generator = torch.Generator().manual_seed(1)
+    z = torch.zeros(size, math.prod(tokens or spec.tokens), model.width)
+    z[..., :spec.width] = torch.randn(z[..., :spec.width].shape, generator=generator)
+    cond = torch.randn(size, max(len(t.params) for t in model.tasks), generator=generator)
+    return z.to(dtype), torch.linspace(0.01, 1, size, dtype=dtype), cond.to(dtype)
+
+
+@each_body
+@pytest.mark.parametrize("task", range(3))
+def test_starts_as_the_identity(body, task):
+    model = make(body, MIX, started=False)
+    z0, dt, cond = batch(model, task)
+    assert torch.equal(model(z0, dt, cond, task), z0)
+
+
+@each_body
+@pytest.mark.parametrize("task", range(3))
+def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
+    model = make(body, MIX)
+    z0, dt, cond = batch(model, task)
+    z0[..., MIX[task].width:] = 7.0
+    z1 = model(z0, dt, cond, task)
+    z1.square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    assert torch.equal(z1[..., MIX[task].width:], z0[..., MIX[task].width:])
+    assert (z1 - z0)[..., :MIX[task].width].abs().amin(-1).max() > 0
+    others = [i for i in range(3) if i != task]
+    assert model.body.task.grad[task].abs().sum() > 0 and not model.body.task.grad[others].any()
+
+
+@each_body
+@pytest.mark.parametrize("tokens", [(1, 1, 32), (1, 16, 32)])
+def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
+    """pdet holds to it for whole periods of its coarsest windows: 2 (merging) x 4 (window)."""
+    model = make(body, [TaskSpec("t", tokens, 3, True)]).double()
+    z0, dt, cond = batch(model, dtype=torch.float64)
+    step = 8 if body == "pdet" else 3
+
+    def shift(z):
+        axes = [a for a in (1, 2, 3) if tokens[a - 1] > 1]
+        return z.unflatten(1, tokens).roll([step] * len(axes), axes).flatten(1, 3)
+
+    moved = model(shift(z0), dt, cond)
+    torch.testing.assert_close(moved, shift(model(z0, dt, cond)), rtol=0, atol=1e-5)
+    assert (moved - model(z0, dt, cond)).abs().max() > 0.1
+
+
+@each_body
+def test_walls_are_felt(body):
+    """On a closed axis a shift must not go around, and the two ends must differ."""
+    model = make(body, [TaskSpec("t", (1, 1, 32), 3, False)])
+    z0, dt, cond = batch(model)
+    shifted = model(z0.roll(8, 1), dt, cond).roll(-8, 1)
+    assert (shifted - model(z0, dt, cond)).abs().max() > 1e-2
+
+
+@each_body
+@pytest.mark.parametrize("task, tokens", [(0, (1, 1, 37)), (0, (1, 1, 5)), (1, (1, 7, 22))])
+def test_lengths_not_seen(body, task, tokens):
+    model = make(body, MIX)
+    z0, dt, cond = batch(model, task, tokens)
+    z1 = model(z0, dt, cond, task, tokens)
+    assert z1.shape == z0.shape and z1.isfinite().all() and not torch.equal(z1, z0)
+    with pytest.raises(ValueError, match="do not fill"):
+        model(z0, dt, cond, task)
+
+
+@each_body
+def test_tables_made_later_equal_the_buffers(body):
+    seen, unseen = make(body, [LINE]), make(body, [TaskSpec("t", (1, 1, 24), 4, True, ("nu",))])
+    z0, dt, cond = batch(seen)
+    torch.testing.assert_close(unseen(z0, dt, cond, tokens=(1, 1, 32)), seen(z0, dt, cond))
+
+
+@each_body
+def test_a_shuffled_parameter_raises_the_error(body):
+    """Learn z1 = (1 - cond) z0, 0 < cond < 2, then give every sample the parameter of another."""
+    model = make(body, started=False, depth=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(2)
+
+    def error(shuffle):
+        z0 = torch.randn(32, 32, 4, generator=generator)
+        cond = 2 * torch.rand(32, 1, generator=generator)
+        target = (1 - cond[:, None]) * z0
+        z1 = model(z0, torch.full((32,), 0.1), cond.roll(1, 0) if shuffle else cond)
+        return (z1 - target).square().mean() / target.square().mean()
+
+    for _ in range(100):
+        loss = error(False)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        right, wrong = error(False), error(True)
+    assert right < 0.3 and wrong > 3 * right
+
+
+@each_body
+def test_dt_boundary_and_task_enter(body):
+    model = make(body, [LINE, TaskSpec("other", LINE.tokens, 4, True, ("nu",)),
+                        TaskSpec("closed", LINE.tokens, 4, False, ("nu",))])
+    z0, dt, cond = batch(model)
+    z1 = model(z0, dt, cond)
+    for other in (model(z0, 2 * dt, cond), model(z0, dt, cond, 1), model(z0, dt, cond, 2)):
+        assert (other - z1).abs().max() > 1e-3
+
+
+@each_body
+def test_autocast_compile_and_state_dict(body):
+    """bf16 stays near float32; one graph without breaks; only weights are saved."""
+    model = make(body, MIX)
+    again = make(body, MIX, started=False)
+    again.load_state_dict(model.state_dict())
+    assert not any("grid" in name for name in model.state_dict())
+    inputs = batch(model, 1)
+    z1 = model(*inputs, 1)
+    assert torch.equal(again(*inputs, 1), z1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(*inputs, 1)
+    assert rough.dtype == torch.float32
+    assert (rough - z1).norm() < 0.05 * (z1 - inputs[0]).norm()
+
+    torch.compiler.reset()
+    model.compile(dynamic=False, fullgraph=True, backend="aot_eager")
+    compiled = model(*inputs, 1)
+    compiled.sum().backward()
+    torch.testing.assert_close(compiled, z1)
+
+
+def test_wrong_configurations_are_refused():
+    with pytest.raises(ValueError, match="not one of"):
+        OperatorConfig(body="unet")
+    with pytest.raises(ValueError, match="multiple of 2 \\* heads"):
+        OperatorConfig(dim=36, heads=8)
+    with pytest.raises(ValueError, match="depth of at least 5"):
+        OperatorConfig(body="pdet", levels=2)

@@ -1,0 +1,209 @@
+"""The operator: one time step of the latent tokens, z1 = z0 + update(z0, dt, cond).
+
+The last layer of the update starts at zero and nothing follows it, so that the operator starts as
+the identity and "no change" can always be expressed. `dt`, the PDE's named parameters, the boundary
+and the task become one vector c that modulates every block. Three bodies share the interface:
+
+    fourier   blocks that mix by truncated Fourier series and local convolution
+    plain     blocks of full attention with rotary positions
+    pdet      a U of windowed-attention blocks: tokens merge in pairs along every axis, split again
+
+Fourier and plain commute with any circular shift of a periodic grid by whole tokens; pdet with
+shifts by multiples of 2**levels * window tokens, the period of its coarsest windows.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ups.models.layers import Block, FourierMixer, Grid, RotaryAttention, WindowAttention
+
+BODIES = ("fourier", "plain", "pdet")
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    body: str = "fourier"   # fourier, plain or pdet
+    dim: int = 64           # width of the residual stream
+    depth: int = 4          # blocks in all
+    mlp_ratio: float = 2.0  # hidden width of the MLP / dim
+    modes: int = 16         # fourier: wave numbers kept per axis; plain: highest rotary frequency
+    kernel: int = 5         # fourier: tokens of the local convolution along each axis
+    heads: int = 4          # plain, pdet: attention heads at full resolution
+    window: int = 8         # pdet: tokens of a window along each axis
+    levels: int = 1         # pdet: how often tokens are merged
+
+    def __post_init__(self):
+        if self.body not in BODIES:
+            raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
+        if self.body == "pdet" and self.depth < 2 * self.levels + 1:
+            raise ValueError(f"pdet with {self.levels} levels needs a depth of at least "
+                             f"{2 * self.levels + 1}, not {self.depth}.")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel} must be odd.")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    name: str
+    tokens: tuple[int, int, int]  # token grid, leading ones where the problem has fewer axes
+    width: int                    # D of this task's codec
+    periodic: bool
+    params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
+
+
+class LatentOperator(nn.Module):
+    """z1_hat = z0 + update; channels beyond the task's own width are passed on unchanged."""
+
+    def __init__(self, config, tasks):
+        super().__init__()
+        self.tasks = tuple(tasks)
+        self.width = max(task.width for task in self.tasks)
+        self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
+
+    def forward(self, z0, dt, cond, task=0, tokens=None):
+        """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
+        update = self.body(z0, torch.log10(dt)[:, None], cond, task, tokens)
+        width = self.tasks[task].width
+        return z0 + F.pad(update[..., :width], (0, self.width - width))
+
+
+class TokenBody(nn.Module):
+    """(B, N, inputs) -> (B, N, outputs), zero at the start, conditioned on `scalars` and `cond`.
+
+    Tables for the tasks' own grids are buffers (not saved: they follow from the config); other
+    grids get theirs when they come. Parameters with the same name share one slot of the condition.
+    """
+
+    def __init__(self, config, tasks, inputs, outputs, scalars):
+        super().__init__()
+        self.config, self.tasks = config, tuple(tasks)
+        self.axes = [a for a in range(3) if a == 2 or any(t.tokens[a] > 1 for t in self.tasks)]
+        self.names = sorted({name for task in self.tasks for name in task.params})
+
+        dim = config.dim
+        self.inp = nn.Linear(inputs + 4 * len(self.axes), dim)
+        self.out = nn.Linear(dim, outputs)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+        self.task = nn.Parameter(0.1 * torch.randn(len(self.tasks), dim))
+        self.condition = nn.Sequential(nn.Linear(scalars + len(self.names) + 1, dim), nn.SiLU(),
+                                       nn.Linear(dim, dim))
+
+        # stages of blocks: one for fourier and plain; down, bottom and up for pdet
+        levels = config.levels if config.body == "pdet" else 0
+        stages = 2 * levels + 1
+        self.levels = [min(s, stages - 1 - s) for s in range(stages)]
+        counts = [config.depth // stages + (abs(s - levels) < config.depth % stages)
+                  for s in range(stages)]
+        self.stages = nn.ModuleList(
+            nn.ModuleList(self._block(dim << level, i) for i in range(count))
+            for level, count in zip(self.levels, counts, strict=True))
+        self.merge = nn.ParameterList(
+            torch.randn(2, 2, 2, dim << s, dim << s + 1) / math.sqrt(dim << s + len(self.axes))
+            for s in range(levels))
+        self.split = nn.ParameterList(
+            torch.randn(2, 2, 2, dim << s, dim << s + 1) / math.sqrt(dim << s + 1)
+            for s in range(levels))
+
+        self.known = {}  # (tokens, periodic) -> names of the buffers, level by level
+        for task in self.tasks:
+            grid = (tuple(task.tokens), task.periodic)
+            prefix = f"grid{len(self.known)}"
+            if grid in self.known:
+                continue
+            tables = self._tables(*grid)
+            self.known[grid] = [[f"{prefix}_{i}_{j}" for j in range(len(row))]
+                                for i, row in enumerate(tables)]
+            for names, row in zip(self.known[grid], tables, strict=True):
+                for name, table in zip(names, row, strict=True):
+                    self.register_buffer(name, table.float(), persistent=False)
+
+    def _block(self, dim, i):
+        c = self.config
+        if c.body == "fourier":
+            mixer = FourierMixer(dim, self.axes, c.modes, c.kernel)
+        elif c.body == "plain":
+            mixer = RotaryAttention(dim, self.axes, c.heads, c.modes)
+        else:  # heads keep their width where the stream is wider
+            mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
+        return Block(dim, c.dim, mixer, c.mlp_ratio)
+
+    def forward(self, x, scalars, cond, task=0, tokens=None):
+        """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
+        spec = self.tasks[task]
+        tokens = tuple(tokens or spec.tokens)
+        if x.shape[1] != math.prod(tokens):
+            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
+        (walls,), *tables = self._lookup(tokens, spec.periodic, x)
+        grids = [Grid(spec.periodic, tuple(row)) for row in tables]
+
+        slots = [cond[:, spec.params.index(name)] if name in spec.params else 0 * scalars[:, 0]
+                 for name in self.names]
+        closed = torch.full_like(scalars[:, :1], 0.0 if spec.periodic else 1.0)
+        features = torch.cat([scalars, closed, *[slot[:, None] for slot in slots]], -1)
+        c = self.condition(features) + self.task[task]
+
+        x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
+        x = self.inp(torch.cat([x, walls.expand(len(x), *walls.shape)], -1))
+        skips = []
+        for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
+            if s and level > self.levels[s - 1]:
+                skips.append(x)
+                x = _merge(x, self.merge[level - 1])
+            elif s:
+                skip = skips.pop()
+                x = skip + _split(x, self.split[level], skip.shape[1:4])
+            for block in blocks:
+                x = block(x, c, grids[level])
+        return self.out(x).flatten(1, 3)
+
+    def _lookup(self, tokens, periodic, x):
+        """Tables of a grid: the buffers where it is a task's own, else made now."""
+        if (tokens, periodic) in self.known:
+            return [[getattr(self, name) for name in row] for row in self.known[tokens, periodic]]
+        return [[table.to(x) for table in row] for row in self._tables(tokens, periodic)]
+
+    def _tables(self, tokens, periodic):
+        """The wall positions, then for each level what its mixers need."""
+        rows = [[self._walls(tokens, periodic)]]
+        for level in range(max(self.levels) + 1):
+            rows.append(self.stages[level][0].mixer.tables(tokens, periodic))
+            tokens = tuple(-(-n // 2) for n in tokens)
+        return rows
+
+    def _walls(self, tokens, periodic):
+        """cos(pi k x) along each closed axis (X, Y, Z, 4 * axes); a circle has no position."""
+        k = torch.arange(1, 5, dtype=torch.float64)
+        out = []
+        for axis in self.axes:
+            x = (torch.arange(tokens[axis], dtype=torch.float64) + 0.5) / tokens[axis]
+            wave = torch.cos(math.pi * x[:, None] * k) * (not periodic)
+            shape = [-1 if a == axis else 1 for a in range(3)]
+            out.append(wave.view(*shape, 4).expand(*tokens, 4))
+        return torch.cat(out, -1)
+
+
+def _merge(x, weight):
+    """(B, X, Y, Z, d) -> (B, X/2, Y/2, Z/2, 2d); unit axes stay, odd ones repeat their end"""
+    for axis in (1, 2, 3):
+        if x.shape[axis] > 1 and x.shape[axis] % 2:
+            x = torch.cat([x, x.narrow(axis, x.shape[axis] - 1, 1)], axis)
+    f = [min(n, 2) for n in x.shape[1:4]]
+    x = x.unflatten(3, (-1, f[2])).unflatten(2, (-1, f[1])).unflatten(1, (-1, f[0]))
+    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
+    return x @ weight[:f[0], :f[1], :f[2]].flatten(0, 3)
+
+
+def _split(x, weight, tokens):
+    """(B, X/2, Y/2, Z/2, 2d) -> (B, X, Y, Z, d), the way back of `_merge`, cut to `tokens`"""
+    f = [min(n, 2) for n in tokens]
+    x = x @ weight[:f[0], :f[1], :f[2]].flatten(0, 3).T
+    x = x.unflatten(-1, (*f, -1)).permute(0, 1, 4, 2, 5, 3, 6, 7)
+    x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
+    return x[:, :tokens[0], :tokens[1], :tokens[2]]

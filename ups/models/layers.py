@@ -1,0 +1,257 @@
+"""Blocks over a token grid, and three ways to mix tokens.
+
+Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the problem has fewer:
+
+    x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate = linear(c)
+    x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
+
+A mixer reads a `Grid`: the boundary and constant tables that depend on the token grid alone and are
+made once, outside the blocks. Weights that belong to one axis are slices of one parameter: a task
+without that axis then gives them a zero gradient instead of none, as DDP and FSDP2 need.
+
+    FourierMixer      axis by axis, analysis -> one matrix per wave number -> synthesis, all of them
+                      real matrix products (F-FNO, Tran et al. 2023), plus a star-shaped convolution
+    RotaryAttention   attention over all tokens (Su et al. 2021; here the wave numbers are whole)
+    WindowAttention   attention in (shifted) windows, log-spaced relative position bias (Liu et al.
+                      2022), each head reading its own channels only
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Grid(NamedTuple):
+    """What a mixer must know of the token grid beside the tokens themselves."""
+
+    periodic: bool
+    tables: tuple[torch.Tensor, ...]
+
+
+class Block(nn.Module):
+    """One residual block; its modulation starts at zero, so that it starts as the identity."""
+
+    def __init__(self, dim, cond_dim, mixer, mlp_ratio):
+        super().__init__()
+        self.mixer = mixer
+        self.mlp = GatedMLP(dim, int(dim * mlp_ratio))
+        self.modulation = nn.Linear(cond_dim, 6 * dim)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x, c, grid):
+        """x (B, X, Y, Z, dim), c (B, cond_dim) -> (B, X, Y, Z, dim)"""
+        m = self.modulation(F.silu(c))[:, None, None, None].chunk(6, dim=-1)
+        x = x + m[2] * self.mixer(_norm(x) * (1 + m[1]) + m[0], grid)
+        return x + m[5] * self.mlp(_norm(x) * (1 + m[4]) + m[3])
+
+
+def _norm(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
+class GatedMLP(nn.Module):
+    """out(silu(a) * b): products of features, which quadratic terms of a PDE are made of."""
+
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.inp = nn.Linear(dim, 2 * hidden)
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x):
+        a, b = self.inp(x).chunk(2, dim=-1)
+        return self.out(F.silu(a) * b)
+
+
+class FourierMixer(nn.Module):
+    """Global mixing by truncated Fourier series along each axis, local mixing by a convolution."""
+
+    def __init__(self, dim, axes, modes, kernel):
+        super().__init__()
+        self.axes, self.reach = axes, kernel // 2
+        self.count = modes
+        taps = 1 + 2 * self.reach * len(axes)
+        self.local = nn.Parameter(torch.randn(taps, dim, dim) / math.sqrt(taps * dim))
+        self.modes = nn.Parameter(torch.randn(len(axes), modes, dim, 2 * dim) / math.sqrt(2 * dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def tables(self, tokens, periodic):
+        """(analysis, synthesis) for each axis that has more than one token."""
+        lengths = [tokens[axis] for axis in self.axes if tokens[axis] > 1]
+        return [table for n in lengths for table in fourier_basis(n, self.count, periodic)]
+
+    def forward(self, x, grid):
+        tables, taps, used, y = iter(grid.tables), [x], [0], 0
+        for i, axis in enumerate(self.axes):
+            n = x.shape[axis + 1]
+            if n == 1:
+                continue
+            padded = _pad(x, axis + 1, self.reach, grid.periodic)
+            offsets = [o for o in range(2 * self.reach + 1) if o != self.reach]
+            taps += [padded.narrow(axis + 1, o, n) for o in offsets]
+            used += range(1 + 2 * self.reach * i, 1 + 2 * self.reach * (i + 1))
+            y = y + self._fourier(x, axis + 1, self.modes[i], next(tables), next(tables))
+        weight = self.local[used] if len(used) < len(self.local) else self.local
+        return y + F.linear(torch.cat(taps, -1), weight.flatten(0, 1).T, self.bias)
+
+    def _fourier(self, x, axis, weight, analysis, synthesis):
+        """Coefficients (K) -> dim x 2 dim per wave number -> tokens; the synthesis table combines
+        the real and the imaginary products, so no complex number is ever formed."""
+        before, n, after = math.prod(x.shape[:axis]), x.shape[axis], x.shape[axis + 1:]
+        dim, m = x.shape[-1], len(weight)
+        k = analysis.shape[0] // m                                 # 2: cos and sin; 1: cos only
+        a = torch.matmul(analysis, x.reshape(before, n, -1))       # (before, m * k, after * dim)
+        a = a.view(before, m, -1, dim).transpose(0, 1).reshape(m, -1, dim)
+        b = torch.bmm(a, weight).view(m, before, k, -1, 2, dim)
+        b = b.permute(1, 0, 2, 4, 3, 5).reshape(before, m * k * 2, -1)
+        return torch.matmul(synthesis, b).view(*x.shape[:axis], n, *after)
+
+
+def fourier_basis(n, modes, periodic):
+    """Analysis (K, n) and synthesis (n, 2K) of an axis of n tokens, wave numbers 0 <= k < modes.
+
+    Periodic: c = sum x cos, s = sum x sin with angle 2 pi k j / n, and each wave number is mixed by
+    a complex matrix R + i I, which commutes with shifts: out = cos (cR - sI) + sin (sR + cI).
+    Closed: the angle is pi k (j + 1/2) / n, x is analysed in cosines alone (the even extension),
+    and out = cos cR + sin cI, so that odd terms such as a gradient can be expressed.
+    """
+    k = torch.arange(modes, dtype=torch.float64)
+    j = torch.arange(n, dtype=torch.float64)[:, None]
+    angle = 2 * math.pi / n * k * j if periodic else math.pi / n * k * (j + 0.5)
+    last = n / 2 if periodic else n - 1
+    norm = torch.where((k == 0) | (k == n / 2) & periodic, 1.0, 2.0) / n * (k <= last)
+    cos, sin = torch.cos(angle), torch.sin(angle)                  # (n, modes)
+    if periodic:
+        analysis = torch.stack([cos * norm, sin * norm], -1)
+        synthesis = torch.stack([cos, sin, sin, -cos], -1)         # c (R, I), s (R, I)
+    else:
+        analysis, synthesis = (cos * norm)[..., None], torch.stack([cos, sin], -1)
+    return analysis.flatten(1).T.contiguous(), synthesis.flatten(1)
+
+
+def _pad(x, axis, reach, periodic):
+    """Extend an axis on both sides: around the circle, or by repeating the last token."""
+    n = x.shape[axis]
+    if periodic:
+        return torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
+    sizes = [reach if a == axis else -1 for a in range(x.ndim)]
+    first, last = x.narrow(axis, 0, 1), x.narrow(axis, n - 1, 1)
+    return torch.cat([first.expand(sizes), x, last.expand(sizes)], axis)
+
+
+class RotaryAttention(nn.Module):
+    """Attention over all tokens; positions enter as rotations of queries and keys."""
+
+    def __init__(self, dim, axes, heads, modes):
+        super().__init__()
+        self.axes, self.heads, self.modes = axes, heads, modes
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.scale = nn.Parameter(torch.ones(2, dim // heads))
+
+    def tables(self, tokens, periodic):
+        """cos, sin (N, head_dim / 2). The wave numbers are whole, so that on a circle a shift of
+        all tokens changes no angle between two of them; closed axes span half a turn."""
+        half = self.scale.shape[-1] // 2
+        pairs = half // len(self.axes)
+        k = torch.logspace(0, math.log2(self.modes), pairs, 2, dtype=torch.float64).round()
+        angles = []
+        for axis in self.axes:
+            turn = (2 if periodic else 1) * math.pi / tokens[axis]
+            shape = [-1 if a == axis else 1 for a in range(3)]
+            j = torch.arange(tokens[axis], dtype=torch.float64).view(shape)
+            angles.append((turn * j[..., None] * k).expand(*tokens, pairs).reshape(-1, pairs))
+        angle = F.pad(torch.cat(angles, -1), (0, half - pairs * len(self.axes)))
+        return [torch.cos(angle), torch.sin(angle)]
+
+    def forward(self, x, grid):
+        cos, sin = grid.tables
+        qkv = self.qkv(x.flatten(1, 3)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)                        # (B, heads, N, d) each
+        q, k = (_rotate(_rms(t) * s, cos, sin) for t, s in zip((q, k), self.scale, strict=True))
+        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v)
+        return self.out(y.transpose(1, 2).flatten(2)).view(x.shape)
+
+
+def _rms(x):
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def _rotate(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class WindowAttention(nn.Module):
+    """Attention inside windows of the grid, shifted by half a window in every second block."""
+
+    def __init__(self, dim, heads, window, shifted):
+        super().__init__()
+        head_dim = dim // heads
+        self.heads, self.window, self.shifted = heads, window, shifted
+        self.qkv = nn.Parameter(torch.randn(heads, head_dim, 3 * head_dim) / math.sqrt(head_dim))
+        self.scale = nn.Parameter(torch.ones(2, head_dim))
+        self.bias = nn.Sequential(nn.Linear(3, 32), nn.SiLU(), nn.Linear(32, heads, bias=False))
+        self.out = nn.Linear(dim, dim, bias=False)
+
+    def tables(self, tokens, periodic):
+        """Log-spaced offsets (W, W, 3) of a window, then for plain and for shifted windows the
+        additive mask (windows, W, W) that keeps apart what only padding or a shift brought
+        together."""
+        sizes, padded = window_sizes(tokens, self.window)
+        inside = torch.cartesian_prod(*[torch.arange(w) for w in sizes]).double()
+        offsets = inside[:, None] - inside                             # (W, W, 3)
+        masks = []
+        for shifted in (False, True):
+            label = torch.zeros(1, 1, 1)
+            for a, (n, p, w) in enumerate(zip(tokens, padded, sizes, strict=True)):
+                shift = w // 2 if shifted and p > w else 0
+                at = torch.arange(p).roll(-shift)
+                seam = not periodic or p > n
+                part = 2 * (at >= n) + (at < shift) * seam
+                label = 3 * label + part.view([-1 if b == a else 1 for b in range(3)])
+            label = _windows(label.expand(padded)[None, ..., None], sizes)[0]  # (windows, W, 1)
+            masks.append(torch.where(label == label.mT, 0.0, -math.inf))
+        return [offsets.sign() * torch.log2(1 + offsets.abs()), *masks]
+
+    def forward(self, x, grid):
+        tokens = x.shape[1:4]
+        sizes, padded = window_sizes(tokens, self.window)
+        shift = [w // 2 if self.shifted and p > w else 0
+                 for w, p in zip(sizes, padded, strict=True)]
+        y = F.pad(x, [0, 0] + [e for n, p in zip(tokens[::-1], padded[::-1], strict=True)
+                               for e in (0, p - n)])
+        y = y.roll([-s for s in shift], (1, 2, 3)) if any(shift) else y
+        y = _windows(y, sizes).unflatten(-1, (self.heads, -1))      # (B, windows, W, heads, d)
+        q, k, v = torch.einsum("bwnhi,hio->bwhno", y, self.qkv).flatten(1, 2).chunk(3, dim=-1)
+        q, k = (_rms(t) * s for t, s in zip((q, k), self.scale, strict=True))
+        mask = grid.tables[2 if self.shifted else 1][:, None]       # (windows, 1, W, W)
+        mask = (self.bias(grid.tables[0]).permute(2, 0, 1) + mask).flatten(0, 1)[None]
+        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, mask.to(v.dtype))
+        y = y.unflatten(1, (-1, self.heads)).transpose(2, 3).flatten(3)
+        y = _unwindow(self.out(y), sizes, padded)
+        y = y.roll(shift, (1, 2, 3)) if any(shift) else y
+        return y[:, :tokens[0], :tokens[1], :tokens[2]]
+
+
+def window_sizes(tokens, window):
+    """Window along each axis, and the axis lengths padded to whole windows."""
+    sizes = [min(window, n) for n in tokens]
+    return sizes, [-(-n // w) * w for n, w in zip(tokens, sizes, strict=True)]
+
+
+def _windows(x, sizes):
+    """(B, X, Y, Z, d) -> (B, windows, tokens of a window, d)"""
+    parts = itertools.chain(*[(n // w, w) for n, w in zip(x.shape[1:4], sizes, strict=True)])
+    x = x.reshape(len(x), *parts, x.shape[-1]).permute(0, 1, 3, 5, 2, 4, 6, 7)
+    return x.flatten(4, 6).flatten(1, 3)
+
+
+def _unwindow(x, sizes, padded):
+    counts = [n // w for n, w in zip(padded, sizes, strict=True)]
+    x = x.reshape(len(x), *counts, *sizes, x.shape[-1]).permute(0, 1, 4, 2, 5, 3, 6, 7)
+    return x.reshape(len(x), *padded, x.shape[-1])
