@@ -73,7 +73,10 @@ def build(cls, values):
             arguments[field.name] = build(field.type, inner)
         elif field.name in values:
             arguments[field.name] = _cast(field, values[field.name])
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except ValueError as error:  # a model's own check of its sizes
+        raise UsageError(str(error)) from None
 
 
 def flat(cfg):

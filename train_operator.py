@@ -1,0 +1,166 @@
+"""Learn the latent time step  z(t), dt, parameters -> z(t + dt)  of one or several PDEs.
+
+    accelerate launch train_operator.py                                           # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml train_operator.py --compile
+    accelerate launch --config_file accelerate_configs/2gpu.yaml train_operator.py --compile
+
+Run the same command again to resume. Data, codec and latent cache are made where they are missing.
+Writes runs/NAME/operator/: metrics.jsonl, checkpoints/, model/ (best average by validation),
+test.json and rollout.png.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch.utils.data import DataLoader
+
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
+from ups.config import UsageError, command, parse
+from ups.eval.report import finish_operator
+from ups.eval.rollout import measure
+from ups.latents import open_latents, shifted
+from ups.models.latent_operator import LatentOperator, OperatorConfig
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.step import Backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    # data
+    tasks: tuple[str, ...] = ("burgers1d",)  # choose files of a family as in burgers1d:nu=0.01,0.1
+    stride_x: int = 1           # take every n-th grid point
+    stride_t: int = 1           # take every n-th frame
+    codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
+    patch: int = 4              # grid points per token and axis
+    components: str = "auto"    # latent channels per token: a number, all, or auto
+    codec_error: float = 1e-3   # nRMSE that auto may lose
+    cache_dtype: str = "float32"
+    # model
+    model: OperatorConfig = OperatorConfig()
+    # optimisation
+    steps: int = 3000           # optimizer steps
+    batch_size: int = 32        # global: the number of processes does not change it
+    lr: float = 2e-3
+    weight_decay: float = 1e-5
+    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    grad_clip: float = 1.0
+    ema: float = 0.999          # decay of the averaged weights
+    unroll: int = 4             # longest unroll; the first half of training takes single steps
+    noise: float = 0.0          # standard deviation added to the first latent
+    shift: bool = False         # random circular shifts of periodic tasks
+    val_trajectories: int = 64  # of each task
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+
+
+def operator_loss(model, batch):
+    """Relative error of each unrolled step, mean over the steps: (B,).
+
+    `mask` weighs the latent channels by their share of the physical norm (zero where padded).
+    """
+    z, mask = batch["z"], batch["mask"]  # (B, L + 1, N, D), (D,)
+    z_hat, loss = batch["start"], 0.0
+    for i in range(1, batch["unroll"] + 1):
+        z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
+        error = (mask * (z_hat - z[:, i]) ** 2).sum((1, 2))
+        loss = loss + (error / (mask * z[:, i] ** 2).sum((1, 2))).sqrt()
+    return loss / batch["unroll"]
+
+
+def prepared(batch, cfg, tasks):
+    """Add what depends on the step: the unroll, random shifts and the noisy first latent."""
+    task = tasks[batch["task"]]
+    longest = batch["z"].shape[1] - 1
+    ramp = 2 * batch["step"] / cfg.steps - 1  # single steps up to half time, then 2, 3, ... steps
+    batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
+    if cfg.shift and task.spec.periodic:
+        axes = len(task.fields.spec.grid)
+        moves = noise.integers(batch, cfg, max(task.fields.spec.grid), (axes,))
+        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+    batch["start"] = batch["z"][:, 0]
+    if cfg.noise:
+        draw = noise.normal(batch, cfg, batch["start"].shape[1:])
+        batch["start"] = batch["start"] + cfg.noise * draw * (batch["mask"] > 0)
+    return batch
+
+
+def evaluate(accelerator, model, tasks, cfg):
+    """Validation errors in physical units, for each task; `val/nrmse_rollout` is their mean."""
+    scores = {}
+    for index, task in enumerate(tasks):
+        tables = measure(accelerator, model, task, index, "val", cfg.val_trajectories)
+        scores[f"val/{task.name}/nrmse_1"] = tables["one_step"].mean().item()
+        scores[f"val/{task.name}/nrmse_rollout"] = tables["operator"].mean().item()
+    for name in ("nrmse_1", "nrmse_rollout"):
+        values = [scores[f"val/{task.name}/{name}"] for task in tasks]
+        scores[f"val/{name}"] = sum(values) / len(values)
+    return scores
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    with Run(cfg, "operator") as run:
+        if run.finished:
+            return
+        accelerator = run.accelerator
+
+        # data
+        latents = open_latents(accelerator, cfg, "train", cfg.unroll)
+        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
+                            **run.loader_options())
+
+        # model
+        model = LatentOperator(cfg.model, [task.spec for task in latents.tasks])
+        if cfg.compile:
+            model.compile(dynamic=False)
+        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay,
+                                      fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
+            (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
+
+        # prepare
+        model, optimizer, scheduler, loader = accelerator.prepare(
+            model, optimizer, scheduler, loader)
+        ema = EMA(model, cfg.ema)
+        backward = Backward(run, model, operator_loss, cfg.micro_batch, graphs=cfg.compile)
+        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+                   backward=backward, lineage=latents.lineage)
+
+        # train
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, latents.tasks))  # same outcome on every rank
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            optimizer.step()
+            scheduler.step()
+            ema.update(model)
+
+            if run.every(cfg.log_every):
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
+                         "train/lr": scheduler.get_last_lr()[0]})
+            if run.every(cfg.eval_every):
+                with ema.applied(model):
+                    scores = evaluate(accelerator, model, latents.tasks, cfg)
+                run.log(scores)
+                ema.keep_best(scores["val/nrmse_rollout"])
+            if run.every(cfg.save_every) or run.stopping:
+                run.save()
+
+        # export
+        with ema.applied(model, best=True):
+            run.export(model, {"model": dataclasses.asdict(cfg.model),
+                               "tasks": [dataclasses.asdict(task.spec) for task in latents.tasks]})
+            finish_operator(run, model, latents.tasks)
+
+
+if __name__ == "__main__":
+    command(main)

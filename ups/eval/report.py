@@ -1,0 +1,54 @@
+"""The end of a stage: measure the test split once, print the table, write it down, draw it."""
+
+import torch
+
+from ups.eval.metrics import NRMSE
+from ups.eval.plots import draw_rollouts
+from ups.eval.rollout import measure, predict
+
+LEADS = (1, 5, 10, 20, 40)
+
+
+def finish_operator(run, model, tasks):
+    """Test every task, from the first frame; write `test.json` and a picture each."""
+    results, show = {}, run.accelerator.is_main_process
+    for index, task in enumerate(tasks):
+        tables = measure(run.accelerator, model, task, index, "test")
+        results[task.name] = summary(tables)
+        if show:
+            print(table(task.name, results[task.name]))
+            order = tables["operator"].mean(1).argsort()
+            picks = [order[0], order[len(order) // 2], order[-1]]  # best, median, worst
+            chosen = task.fields.split("test")[torch.stack(picks)]
+            alone = run.accelerator.unwrap_model(model)
+            shown = predict(run.accelerator, alone, task, index, chosen)
+            name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
+            draw_rollouts(run.folder / name, task.fields.spec, shown, tables)
+            print(f"picture: {run.folder / name}")
+    if show:
+        run.write("test.json", {"definition": NRMSE, "split": "test", "tasks": results})
+        print(NRMSE + ".")
+
+
+def summary(tables):
+    """Means over trajectories: at some lead times, over the whole roll-out, and for one step."""
+    leads = [lead for lead in LEADS if lead <= tables["operator"].shape[1]]
+    names = ("operator", "persistence", "codec")
+    return {"trajectories": len(tables["operator"]), "leads": leads,
+            "nrmse": {n: [tables[n][:, k - 1].mean().item() for k in leads] for n in names},
+            "nrmse_rollout": {n: tables[n].mean().item() for n in names},
+            "nrmse_1": tables["one_step"].mean().item()}
+
+
+def table(name, result):
+    """The headline table as text."""
+    head = "".join(f"{f'step {lead}':>11}" for lead in result["leads"])
+    count = result["trajectories"]
+    lines = [f"\n{name}: test nRMSE of {count} trajectories, rolled out from the first frame",
+             f"{'':14}{head}{'all steps':>11}"]
+    for row, label in (("operator", "operator"), ("persistence", "persistence"),
+                       ("codec", "codec floor")):
+        values = [*result["nrmse"][row], result["nrmse_rollout"][row]]
+        lines.append(f"{label:14}" + "".join(f"{value:11.2e}" for value in values))
+    lines.append(f"one step from the true frame: {result['nrmse_1']:.2e}")
+    return "\n".join(lines)

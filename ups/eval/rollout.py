@@ -1,0 +1,74 @@
+"""Roll a latent model out over a split and measure it in physical units.
+
+    u0 -> z0 -> z1_hat -> z2_hat -> ...      decode every frame, compare with the stored solution
+
+Every rank takes its share of the trajectories; the tables of errors are summed, so the numbers do
+not depend on the number of processes.
+"""
+
+import torch
+
+from ups.eval.metrics import nrmse
+
+CHUNK_BYTES = 256 << 20  # of fields that are held at a time
+
+
+@torch.no_grad()
+def rollout(model, z0, steps, dt, cond, task=0):
+    """The predicted latents (B, steps, N, D) that follow `z0` (B, N, D)."""
+    frames, z = [], z0
+    for _ in range(steps):
+        z = model(z, dt, cond, task)
+        frames.append(z)
+    return torch.stack(frames, 1)
+
+
+@torch.no_grad()
+def measure(accelerator, model, task, index, split, limit=None):
+    """nRMSE of every trajectory and lead time (n, T - 1), for one task of a run.
+
+    `operator` rolls out from the first frame; `one_step` starts from the true frame before;
+    `persistence` repeats the first frame; `codec` is the error of encoding and decoding alone.
+    """
+    chosen = task.fields.split(split)[:limit]
+    frames, world = task.fields.spec.frames, accelerator.num_processes
+    tables = {name: torch.zeros(len(chosen), frames - 1, dtype=torch.float64)
+              for name in ("operator", "one_step", "persistence", "codec")}
+    per_trajectory = 4 * frames * len(task.fields.spec.channels)
+    for points in task.fields.spec.grid:
+        per_trajectory *= points
+    size = max(1, min(64, CHUNK_BYTES // per_trajectory))
+    starts = range(accelerator.process_index * size, len(chosen), size * world)
+    for start in starts:
+        rows = slice(start, start + size)
+        for name, values in predict(accelerator, model, task, index, chosen[rows]).items():
+            if name in tables:
+                tables[name][rows] = values
+    if world > 1:
+        for name, table in tables.items():
+            table = table.to(accelerator.device)
+            tables[name] = accelerator.reduce(table, reduction="sum").cpu()
+    return tables
+
+
+@torch.no_grad()
+def predict(accelerator, model, task, index, chosen):
+    """Roll out some trajectories: errors by name, and the fields themselves (`truth`, `fields`)."""
+    device, codec = accelerator.device, task.codec
+    u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)
+    batch, frames = u.shape[:2]
+    cond = task.cond(chosen).to(device)
+    dt = torch.full((batch,), task.fields.spec.dt, device=device)
+    z = task.pad(codec.encode(u.flatten(0, 1))).unflatten(0, (batch, frames))  # (B, T, N, D)
+
+    def decode(latents):  # (B, T, N, D) -> (B, T, C, *grid)
+        return codec.decode(task.trim(latents).flatten(0, 1)).unflatten(0, latents.shape[:2])
+
+    rolled = decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
+    steps = [model(z[:, t], dt, cond, index) for t in range(frames - 1)]
+    truth = u[:, 1:]
+    return {"operator": nrmse(rolled, truth).cpu(),
+            "one_step": nrmse(decode(torch.stack(steps, 1)), truth).cpu(),
+            "persistence": nrmse(u[:, :1].expand_as(truth), truth).cpu(),
+            "codec": nrmse(decode(z[:, 1:]), truth).cpu(),
+            "truth": u, "fields": torch.cat([u[:, :1], rolled], 1)}

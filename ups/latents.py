@@ -1,0 +1,158 @@
+"""The door where codec and cache meet: from the names of tasks to latents, made where missing.
+
+    fields in `data/` -> codec in `runs/NAME/codec/TASK/model/` -> latents in `cache/KEY/`
+
+Each of the three is found, or made by all ranks together, and each knows by fingerprint what it was
+made from; what does not belong together is refused.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ups.cache.store import Cache, build_cache
+from ups.cache.windows import LatentWindows
+from ups.config import UsageError
+from ups.data.fields import Fields, open_fields
+from ups.data.make import ensure_fields
+from ups.models.codec import Codec, build_codec, fit_patch
+from ups.models.latent_operator import TaskSpec
+from ups.train.checkpoint import export_model, load_model
+from ups.train.run import on_main
+
+FIT_FRAMES = 4096  # frames that the fit of a codec reads at a time
+
+
+@dataclasses.dataclass
+class TaskLatents:
+    """One task of a run: its fields, the codec that belongs to them, and the cached latents."""
+
+    name: str
+    fields: Fields
+    codec: Codec
+    fingerprint: str
+    cache: Cache
+    width: int = 0   # D of the run: the widest task's
+    params: int = 0  # P of the run: the most parameters
+
+    @property
+    def spec(self):
+        """What an operator must know of the task."""
+        spec = self.codec.spec
+        return TaskSpec(self.name, tuple(spec.tokens), spec.width,
+                        self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params))
+
+    def pad(self, z):
+        return F.pad(z, (0, self.width - z.shape[-1]))
+
+    def trim(self, z):
+        return z[..., : self.codec.spec.width]
+
+    def cond(self, indices):
+        """Parameters of some trajectories as the operator wants them: (B, P), log10."""
+        return condition(self.fields.params(indices), self.params)
+
+
+class Latents:
+    """The windows to train on and the tasks that they come from."""
+
+    def __init__(self, tasks, length):
+        self.tasks = tasks
+        self.windows = LatentWindows([task.cache for task in tasks], length)
+        for task in tasks:
+            task.width = max(t.codec.spec.width for t in tasks)
+            task.params = max(len(t.fields.spec.params) for t in tasks)
+        self.lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
+        self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
+
+
+def open_latents(accelerator, cfg, split, length=1):
+    """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure."""
+    names = [task.split(":")[0] for task in cfg.tasks]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
+                         "task as in burgers1d:nu=0.001,0.01.")
+    return Latents([_open_task(accelerator, cfg, task, split) for task in cfg.tasks], length)
+
+
+def _open_task(accelerator, cfg, task, split):
+    name = task.split(":")[0]
+    strides = dict(stride_x=cfg.stride_x, stride_t=cfg.stride_t)
+    on_main(accelerator, _make_data, task, cfg.data, strides)
+    fields = open_fields(task, cfg.data, **strides)
+    folder = Path(cfg.run) / "codec" / name / "model"
+    on_main(accelerator, _make_codec, folder, cfg, fields)
+    codec, mark = load_codec(folder)
+    if codec.config["data"] != fields.digest:
+        raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give "
+                         "another --run, or put the data back.")
+    codec.to(accelerator.device)
+    cache = build_cache(accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype,
+                        fingerprint=mark)
+    return TaskLatents(name, fields, codec, mark, cache)
+
+
+def load_codec(folder):
+    """A codec, in evaluation mode and without gradients, and its fingerprint."""
+    config, tensors = load_model(folder)
+    mark = config.pop("fingerprint")
+    codec = build_codec(config)
+    codec.load_state_dict(tensors)
+    return codec.eval().requires_grad_(False), mark
+
+
+def _make_data(task, root, strides):
+    ensure_fields(task, root, **strides).close()
+
+
+def _make_codec(folder, cfg, fields):
+    if (folder / "config.json").exists():
+        return
+    if cfg.codec != "patch":
+        raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
+                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks "
+                         f"{fields.spec.task}`, or use --codec patch.")
+    spec = fields.spec
+    components = cfg.components if cfg.components in ("auto", "all") else int(cfg.components)
+    try:
+        codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
+                          task=spec.task, grid=spec.grid, channels=spec.channels,
+                          boundary=spec.boundary, patch=cfg.patch, components=components,
+                          error=cfg.codec_error, offset=0.5 / cfg.stride_x)
+    except ValueError as error:
+        raise UsageError(f"--patch {cfg.patch} --components {cfg.components}: {error}") from None
+    export_model(folder, codec.state_dict(), {**codec.config, "data": fields.digest})
+
+
+def frames_of(fields, split):
+    """All frames of a split, (n, C, *grid) at a time, in an order that is always the same."""
+    for some in fields.split(split).split(max(1, FIT_FRAMES // fields.spec.frames)):
+        u = fields.read(some)
+        if not u.isfinite().all():
+            raise UsageError(f"{fields.spec.task}: NaN or Inf in the {split} split; "
+                             "`python -m ups.data validate FILE` names the sample and frame.")
+        yield u.flatten(0, 1)
+
+
+def condition(params, width):
+    """PDE parameters (B, P) as the models want them: log10, since they span decades, padded."""
+    logs = params.double().abs().clamp_min(1e-12).log10().float()
+    return F.pad(logs, (0, width - logs.shape[1]))
+
+
+def shifted(codec, z, shifts):
+    """The latents (B, T, N, D) of the same fields moved by `shifts` (B, axes) grid points.
+
+    Patches break the translation symmetry of a periodic problem; training on shifted fields gives
+    it back. Only the shift inside a patch is new to a model that is equivariant to whole tokens.
+    """
+    u = codec.decode(z.flatten(0, 1)).unflatten(0, z.shape[:2])  # (B, T, C, *grid)
+    for axis in range(shifts.shape[1]):
+        size = u.shape[3 + axis]
+        index = (torch.arange(size, device=z.device) - shifts[:, axis, None]) % size  # (B, size)
+        view = [len(u)] + [1] * (u.ndim - 1)
+        view[3 + axis] = size
+        u = u.gather(3 + axis, index.view(view).expand_as(u))
+    return codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2])

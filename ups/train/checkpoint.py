@@ -1,0 +1,194 @@
+"""Checkpoints to resume from, and models to hand to the next stage. No pickle anywhere.
+
+    checkpoints/step_N/  state.safetensors  weights, optimizer, averages: whole tensors, so that
+                                            any number of processes, DDP or FSDP2, can load them
+                         state.json         step, schedule, scores, configuration, lineage
+                         manifest.json      size and sha256 of both, written last
+    model/               model.safetensors and config.json with the fingerprint of the two
+
+A checkpoint is written under a temporary name, flushed, and renamed; older ones go only after that.
+Loading goes from the newest to the oldest and takes the first that is complete to the last bit.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ups.config import UsageError
+
+FILES = ("state.safetensors", "state.json")
+
+
+def gather_state(accelerator, model, optimizer, ema):
+    """Name every tensor of the training state, whole on the main process. Every rank calls."""
+    model = accelerator.unwrap_model(model)
+    params = [name for name, _ in model.named_parameters()]
+    tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
+    tensors |= {f"ema/{name}": t for name, t in zip(params, ema.shadow, strict=True)}
+    tensors |= {f"best/{name}": t for name, t in zip(params, ema.best, strict=True)}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{key}": t for key, t in values.items()}
+    return whole(accelerator, tensors)
+
+
+def whole(accelerator, tensors):
+    """Gather shards one by one (every rank takes part); only the main process keeps the copies."""
+    kept = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+        if accelerator.is_main_process:
+            kept[name] = tensor.to("cpu", copy=True).contiguous()
+    return kept
+
+
+def restore_state(accelerator, tensors, groups, model, optimizer, ema):
+    """Put the tensors of `gather_state` back into place, sharded as the live ones are."""
+    model = accelerator.unwrap_model(model)
+    params = dict(model.named_parameters())
+
+    def like(tensor, live):
+        if isinstance(live, DTensor) and tensor.shape == live.shape:
+            return distribute_tensor(tensor.to(live.device), live.device_mesh, live.placements)
+        return tensor
+
+    with torch.no_grad():
+        for name, live in model.state_dict().items():
+            live.copy_(like(tensors[f"model/{name}"], live))
+        for shadow, best, (name, live) in zip(ema.shadow, ema.best, params.items(), strict=True):
+            shadow.copy_(like(tensors[f"ema/{name}"], live))
+            best.copy_(like(tensors[f"best/{name}"], live))
+    state = {}
+    lives = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer/"):
+            _, index, key = name.split("/")
+            state.setdefault(int(index), {})[key] = like(tensor, lives[int(index)])
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def write_checkpoint(folder, step, tensors, state, keep):
+    """Write `folder/step_N` so that it is either complete or absent, then prune (main process)."""
+    final, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(tensors, partial / "state.safetensors")
+    (partial / "state.json").write_text(json.dumps(state, indent=1))
+    manifest = {}
+    for name in FILES:
+        file = partial / name
+        manifest[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for file in partial.iterdir():
+        flush(file)
+    flush(partial)
+    if final.exists():  # only a damaged one: a sound one of this step would have been resumed
+        shutil.rmtree(final)
+    partial.rename(final)
+    flush(folder)
+    for old in checkpoints(folder)[keep:]:
+        shutil.rmtree(old)
+
+
+def checkpoints(folder):
+    """The checkpoints of a folder, newest first."""
+    found = [path for path in Path(folder).glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(folder):
+    return int(folder.name.removeprefix("step_"))
+
+
+def damage(folder):
+    """Say what is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, expected in manifest.items():
+            if (folder / name).stat().st_size != expected["bytes"]:
+                return f"{name} has the wrong size"
+            if sha256(folder / name) != expected["sha256"]:
+                return f"{name} is not the file that was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if set(manifest) == set(FILES) else "manifest.json is foreign"
+
+
+def read_checkpoint(folder):
+    """The tensors, memory-mapped, and the state of a checkpoint that `damage` found sound."""
+    state = json.loads((folder / "state.json").read_text())
+    return read_tensors(folder / "state.safetensors"), state
+
+
+def export_model(folder, tensors, config):
+    """Write `model.safetensors` and `config.json`; replaces an earlier export as a whole."""
+    folder = Path(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    mark = fingerprint(tensors, config)
+    save_file(tensors, partial / "model.safetensors")
+    (partial / "config.json").write_text(json.dumps({**config, "fingerprint": mark}, indent=1))
+    for file in partial.iterdir():
+        flush(file)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    flush(folder.parent)
+    return mark
+
+
+def load_model(folder):
+    """`(config, tensors)` of an exported model whose fingerprint is right."""
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        tensors = read_tensors(folder / "model.safetensors")
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise UsageError(f"{folder}: no trained model here ({missing} is missing).") from None
+    except (ValueError, SafetensorError) as error:
+        raise UsageError(f"{folder}: not readable ({error}); train that stage again.") from None
+    if fingerprint(tensors, config) != config.get("fingerprint"):
+        raise UsageError(f"{folder}: weights and configuration do not belong together; "
+                         "train that stage again.")
+    return config, tensors
+
+
+def fingerprint(tensors, config):
+    """sha256 over the configuration and every tensor: name, type, shape and bytes."""
+    digest = hashlib.sha256()
+    plain = {key: value for key, value in config.items() if key != "fingerprint"}
+    digest.update(json.dumps(plain, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def read_tensors(path):
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path):
+    """Force a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,353 @@
+"""A run of one stage: the Accelerator and its policy, the folder, the lock, signals and the end.
+
+    with Run(cfg, "operator") as run:
+        ...
+        run.resume(model=model, optimizer=optimizer, ...)
+        for batch in run.progress(loader):
+            ...
+
+The folder `runs/NAME/STAGE` belongs to one launch at a time. It holds `config.json`,
+`metrics.jsonl`, `checkpoints/`, and, written last, `exit.json` with the true end: done, failed,
+stopped or out_of_memory.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from tqdm import tqdm
+
+from ups.config import UsageError, flat
+from ups.train.checkpoint import (
+    checkpoints,
+    damage,
+    export_model,
+    gather_state,
+    read_checkpoint,
+    restore_state,
+    step_of,
+    whole,
+    write_checkpoint,
+)
+from ups.train.step import PeerFailed, is_out_of_memory
+from ups.train.tracking import Metrics
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """What every stage has and what may change when a run resumes: systems, not science."""
+
+    run: str = "runs/burgers1d"  # folder of the run; each stage has a folder in it
+    data: str = "data"           # where the field files are; made there when absent
+    cache: str = "cache"         # where the latents are; made there when absent
+    micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
+    workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
+    prefetch: int = 2            # batches that each worker keeps ready
+    compile: bool = False        # compile the model; on CUDA also replay the step as a graph
+    log_every: int = 50          # steps between two lines of training metrics
+    eval_every: int = 500        # steps between two validations
+    save_every: int = 500        # steps between two checkpoints
+    keep: int = 2                # checkpoints that are kept
+
+    def __post_init__(self):
+        for name in ("log_every", "eval_every", "save_every", "keep", "prefetch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("micro_batch", "workers"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name} must not be negative ({getattr(self, name)}).")
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop, and its checkpoint is written."""
+
+
+class Run:
+    def __init__(self, cfg, stage):
+        self.cfg, self.stage = cfg, stage
+        self.folder = Path(cfg.run) / stage
+        self.step = 0                # optimizer steps taken
+        self.stop_requested = False  # on this rank, by a signal
+        self.stopping = False        # on every rank, agreed in `Backward`
+        self.started = self.finished = False
+        self.last_saved = None
+        self.metrics = Metrics(self.folder / "metrics.jsonl")
+        self.accelerator = make_accelerator()
+        self._check_batch_size()
+        torch.manual_seed(cfg.seed)  # the same weights on every rank
+        self.control = None
+        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cuda":
+            self.control = dist.new_group(backend="gloo")  # flags need no device synchronisation
+        if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher: do not outlive it
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        self.finished = on_main(self.accelerator, self._take_folder)
+
+    # ---- agreement between ranks
+
+    def agree(self, *flags):
+        """The largest of each flag over all ranks. Every rank calls this once in every step."""
+        if self.accelerator.num_processes == 1:
+            return flags
+        tensor = torch.tensor([int(flag) for flag in flags])
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        return tensor.tolist()
+
+    # ---- the folder
+
+    def _take_folder(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.folder / ".lock", "w")  # held until the process ends, however it ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{self.folder} is in use by another launch; wait for it, stop it, "
+                             "or give this one another --run.") from None
+        config = flat(self.cfg)
+        stored, exit_json = self.folder / "config.json", self.folder / "exit.json"
+        end = json.loads(exit_json.read_text()) if exit_json.exists() else {}
+        finished = end.get("status") == "done"
+        if stored.exists() and (finished or checkpoints(self.folder / "checkpoints")):
+            self._refuse_changes(json.loads(stored.read_text()), config)
+        if finished:
+            print(f"{self.folder} is finished (step {end['step']}); its test numbers are in "
+                  f"{self.folder / 'test.json'}. For a new run give another --run.")
+        else:
+            write_json(stored, config)
+            exit_json.unlink(missing_ok=True)
+        return finished
+
+    def _refuse_changes(self, old, new):
+        free = {field.name for field in dataclasses.fields(RunConfig)}
+        changed = [k for k in old.keys() | new.keys() if k not in free and old.get(k) != new.get(k)]
+        if changed:
+            names = ", ".join(f"{k} ({old.get(k)} -> {new.get(k)})" for k in sorted(changed))
+            raise UsageError(f"{self.folder} was trained with another configuration: {names}. "
+                             "Use the old values to resume, or give another --run.")
+
+    def _check_batch_size(self):
+        size, world = self.cfg.batch_size, self.accelerator.num_processes
+        if size % world:
+            low = size // world * world
+            near = f"{low} or {low + world}" if low else f"{world}"
+            raise UsageError(f"--batch_size {size} is not divisible by {world} processes; "
+                             f"the nearest that are: {near}.")
+
+    # ---- the loop
+
+    def resume(self, *, model, optimizer, scheduler, ema, sampler, backward, lineage):
+        """Load the newest sound checkpoint, if any, and let the sampler start where it ended.
+
+        `lineage` names what the stage is built on by fingerprint; another one is refused.
+        """
+        self.parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
+        self.backward, self.lineage = backward, lineage
+        newest = on_main(self.accelerator, self._newest)
+        if newest is None:
+            return
+        tensors, state = read_checkpoint(newest)
+        for name, mark in lineage.items():
+            if state["lineage"].get(name) != mark:
+                raise UsageError(f"{self.folder} was trained on another {name}; "
+                                 "put it back, or give another --run.")
+        restore_state(self.accelerator, tensors, state["optimizer"],
+                      model, optimizer.optimizer, ema)
+        scheduler.load_state_dict(state["scheduler"])
+        ema.updates, ema.best_score = state["ema_updates"], state["best_score"] or math.inf
+        backward.micro_batch = self.cfg.micro_batch or state["micro_batch"]
+        self.step = sampler.start = state["step"]
+        self.last_saved = self.step
+
+    def _newest(self):
+        for folder in checkpoints(self.folder / "checkpoints"):
+            fault = damage(folder)
+            if fault is None:
+                self.metrics.cut(step_of(folder))
+                print(f"resuming from {folder}")
+                return folder
+            print(f"{folder} is damaged ({fault}); trying the one before.", file=sys.stderr)
+        self.metrics.cut(0)
+        return None
+
+    def progress(self, loader):
+        """The batches from here to the last step, with a progress bar; ends early when stopping."""
+        self.started = True
+        show = self.accelerator.is_main_process
+        self.bar = tqdm(total=self.cfg.steps, initial=self.step, disable=not show, unit="step",
+                        desc=self.stage, dynamic_ncols=True, smoothing=0.05,
+                        mininterval=0.5 if sys.stderr.isatty() else 20)
+        with self.bar, self._signals():
+            for batch in loader:
+                self.step = batch["step"] + 1
+                yield batch
+                self.bar.update()
+                if self.stopping:
+                    raise Stopped(f"stopped by a signal at step {self.step}.")
+
+    def every(self, steps):
+        """True at each multiple of `steps` and at the last step."""
+        return self.step % steps == 0 or self.step == self.cfg.steps
+
+    def log(self, values):
+        """Record metrics of this step; a loss that is not finite ends the run on every rank."""
+        values = {key: float(value) for key, value in values.items()}
+        self._check_finite(values.get("train/loss", 0.0))
+        if self.accelerator.is_main_process:
+            self.metrics.write(self.step, values)
+            if "train/loss" in values:
+                self.bar.set_postfix(loss=f"{values['train/loss']:.4f}", refresh=False)
+            else:
+                shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+                self.bar.write(f"step {self.step}: {shown}")
+
+    def _check_finite(self, loss):
+        if not math.isfinite(loss):
+            last = self.last_saved
+            where = "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
+            raise FloatingPointError(f"the loss is {loss} at step {self.step} ({where}); lower "
+                                     "--lr, or run `python -m ups.data validate` on the data.")
+
+    def loader_options(self):
+        """Arguments of a DataLoader: a systems choice, the same in every stage."""
+        workers = self.cfg.workers
+        return {"num_workers": workers, "pin_memory": self.accelerator.device.type == "cuda",
+                "prefetch_factor": self.cfg.prefetch if workers else None}
+
+    def save(self):
+        """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
+        self._check_finite(float(self.backward.flat[-1]))
+        tensors = gather_state(self.accelerator, self.parts["model"],
+                               self.parts["optimizer"].optimizer, self.parts["ema"])
+        if on_main(self.accelerator, self._write, tensors):
+            self.last_saved = self.step
+
+    def _write(self, tensors):
+        ema, best = self.parts["ema"], self.parts["ema"].best_score
+        groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
+        state = {"step": self.step, "optimizer": groups, "lineage": self.lineage,
+                 "scheduler": self.parts["scheduler"].state_dict(), "ema_updates": ema.updates,
+                 "best_score": best if math.isfinite(best) else None,
+                 "micro_batch": self.backward.micro_batch, "config": flat(self.cfg)}
+        try:
+            write_checkpoint(self.folder / "checkpoints", self.step, tensors, state, self.cfg.keep)
+        except OSError as error:
+            print(f"checkpoint at step {self.step} was not written ({error}); training goes on.",
+                  file=sys.stderr)
+            return False
+        return True
+
+    def export(self, model, config):
+        """Write `model/`, what the next stage loads, from the live weights. Every rank calls."""
+        model = self.accelerator.unwrap_model(model)
+        tensors = whole(self.accelerator, model.state_dict())
+        config = {"stage": self.stage, **config, "lineage": self.lineage}
+        on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
+
+    def write(self, name, value):
+        """Put a JSON file into the stage's folder (main process)."""
+        write_json(self.folder / name, value)
+
+    # ---- signals and the end
+
+    @contextlib.contextmanager
+    def _signals(self):
+        """SIGTERM, SIGUSR1 (Slurm), a first Ctrl-C: only set a flag; the next step agrees on it."""
+        def ask(number, frame):
+            self.stop_requested = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = {n: signal.signal(n, ask) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is None:
+            if not self.finished:
+                self._end("done", "")
+            self.accelerator.end_training()
+        elif isinstance(error, Stopped):
+            self._end("stopped", str(error))
+            self.accelerator.end_training()
+            if self.accelerator.is_main_process:
+                print(f"{error} Run the same command again to go on.", file=sys.stderr)
+            sys.exit(143)
+        elif self.started and not isinstance(error, PeerFailed):
+            status = "out_of_memory" if is_out_of_memory(error) else "failed"
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            self._end(status, f"rank {self.accelerator.process_index}: {reason}", any_rank=True)
+
+    def _end(self, status, reason, any_rank=False):
+        if any_rank or self.accelerator.is_main_process:
+            end = {"status": status, "step": self.step, "reason": reason}
+            write_json(self.folder / "exit.json", end)
+
+
+def on_main(accelerator, function, *args):
+    """Call `function` on the main process; every rank gets its result, or its failure."""
+    result = error = None
+    if accelerator.is_main_process:
+        try:
+            result = function(*args)
+        except Exception as caught:
+            error = caught
+    box = [result, error is not None, isinstance(error, UsageError), str(error)]
+    result, failed, usage, text = broadcast_object_list(box)
+    if error is not None:
+        raise error
+    if failed:
+        raise (UsageError if usage else PeerFailed)(text)
+    return result
+
+
+def make_accelerator():
+    """The one policy of all stages: global batches, no hidden collectives, fp32 reductions."""
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(minutes=30)),
+        ],
+    )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise UsageError(f"mixed_precision {accelerator.mixed_precision} is not supported: small "
+                         'gradients vanish in it; use "bf16" or "no" in the accelerate config.')
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    if sharded and accelerator.mixed_precision == "bf16":
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32,
+            cast_forward_inputs=False)
+    return accelerator
+
+
+def write_json(path, value):
+    """Write by rename, so that a reader never sees half a file."""
+    partial = Path(f"{path}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)

@@ -1,0 +1,147 @@
+"""Forward and backward over one global batch, with the same outcome on every rank.
+
+The gradient is that of  (1 / B) sum_i loss_i  over the global batch of B rows, however many
+processes share it and in however many chunks of `micro_batch` rows each computes its part:
+
+    zero the gradients -> every chunk forward and backward, locally, no collective
+                       -> one agreement: did a rank fail, was one asked to stop, micro-batch
+                       -> one SUM all-reduce of all gradients and the loss
+
+All gradients live in one flat buffer: one call zeroes them, one reduces them, and CUDA graphs may
+write into them. FSDP2 has its own reduction inside backward, which averages over the processes.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedType
+
+OUT_OF_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+class PeerFailed(RuntimeError):
+    """Another rank failed in this step; its own message says why."""
+
+
+def is_out_of_memory(error):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+
+
+class Backward:
+    """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
+
+    `loss(model, batch) -> (B,)` gives per-sample values. Every tensor of the batch but `mask` has
+    the rows first; what is not a tensor (`task`, `unroll`) is part of the computation's shape.
+    With `graphs`, forward and backward of a chunk are captured once for each shape and replayed.
+    """
+
+    def __init__(self, run, model, loss, micro_batch=0, graphs=False):
+        self.run, self.model, self.loss = run, model, loss
+        self.accelerator = run.accelerator
+        self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.micro_batch = micro_batch
+        self.splits = 0  # how often memory ran out so far
+        self.graphs = {} if graphs and self.accelerator.device.type == "cuda" else None
+        params = [p for p in model.parameters() if p.requires_grad]
+        self.params, self.grads = params, []
+        if self.sharded:
+            if self.graphs is not None:
+                raise ValueError("CUDA graphs do not hold FSDP2's collectives")
+            self.flat = torch.zeros(1, device=self.accelerator.device)
+            return
+        sizes = [-(-p.numel() // 64) * 64 for p in params]  # aligned, for vectorised optimizers
+        self.flat = torch.zeros(sum(sizes) + 1, dtype=params[0].dtype, device=params[0].device)
+        for p, part in zip(params, self.flat[:-1].split(sizes), strict=True):
+            self.grads.append(part[: p.numel()].view_as(p))
+
+    def __call__(self, batch):
+        rows = len(batch["rows"])
+        self.micro_batch = min(self.micro_batch or rows, rows)
+        error = self._attempt(batch, rows)
+        while is_out_of_memory(error) and self.micro_batch > 1 and not self.sharded:
+            error = None  # its traceback pins the memory that is wanted back
+            self._free()
+            self.micro_batch = (self.micro_batch + 1) // 2
+            self.splits += 1
+            error = self._attempt(batch, rows)
+
+        failed = 0 if error is None else 1
+        failed, stop, smallest = self.run.agree(failed, self.run.stop_requested, -self.micro_batch)
+        if error is not None:
+            raise error
+        if failed:
+            raise PeerFailed("another rank failed in this step; its own message says why.")
+        self.run.stopping = bool(stop)
+        if -smallest < self.micro_batch:
+            self._free()  # graphs of the larger size are of no more use
+            self.micro_batch = -smallest
+
+        if self.accelerator.num_processes > 1:
+            dist.all_reduce(self.flat)  # sums
+        return self.flat[-1].clone()
+
+    def _attempt(self, batch, rows):
+        """All chunks from zero gradients; return the exception, if there is one."""
+        try:
+            self.flat.zero_()
+            for p in self.params:
+                p.grad = None
+            for p, grad in zip(self.params, self.grads, strict=False):
+                p.grad = grad
+            for start in range(0, rows, self.micro_batch):
+                chunk = {key: value[start : start + self.micro_batch]
+                         if torch.is_tensor(value) and key != "mask" else value
+                         for key, value in batch.items() if key != "step"}
+                if self.graphs is None:
+                    self._chunk(chunk, rows)
+                else:
+                    self._replay(chunk, rows)
+        except Exception as error:
+            # An out-of-memory traceback holds every activation of the failed chunk.
+            return error.with_traceback(None) if is_out_of_memory(error) else error
+        return None
+
+    def _chunk(self, chunk, rows):
+        world = self.accelerator.num_processes
+        sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
+        with sync:
+            loss = self.loss(self.model, chunk).sum() / (rows * world)
+            # FSDP2 averages the gradients over the processes, we want their sum
+            self.accelerator.backward(loss * world if self.sharded else loss)
+        self.flat[-1] += loss.detach()
+
+    def _replay(self, chunk, rows):
+        """Capture `_chunk` at the third call of a shape (two calls warm up), then replay it."""
+        tensors = {key: value for key, value in chunk.items() if torch.is_tensor(value)}
+        shape = tuple((k, tuple(v.shape) if k in tensors else v) for k, v in sorted(chunk.items()))
+        entry = self.graphs.get(shape, 0)
+        if isinstance(entry, int) and entry < 2:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._chunk(chunk, rows)
+            torch.cuda.current_stream().wait_stream(side)
+            self.graphs[shape] = entry + 1
+            return
+        if isinstance(entry, int):
+            static = {key: value.clone() for key, value in tensors.items()}
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._chunk(chunk | static, rows)
+            entry = self.graphs[shape] = (graph, static)
+        graph, static = entry
+        torch._foreach_copy_(list(static.values()), [tensors[key] for key in static])
+        graph.replay()
+
+    def _free(self):
+        if self.graphs is not None:
+            self.graphs.clear()
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()
