@@ -1,0 +1,67 @@
+"""`python -m ups.cache`: what is there, whose it is, whether it is whole, and what may go."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cache_standins import FormulaFields, MatrixCodec, OneRank
+
+from ups.cache.__main__ import main
+from ups.cache.agree import try_lock
+from ups.cache.store import build_cache
+from ups.config import UsageError
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Path("runs/a/codec/burgers1d/model")
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"fingerprint": "f" * 64}))
+    return [build_cache(OneRank(), MatrixCodec(), FormulaFields(), "train",
+                        fingerprint=mark * 64).folder for mark in "fg"]
+
+
+def test_ls_says_whose_a_cache_is(caches, capsys):
+    (caches[1] / "shard-00000.safetensors").unlink()
+    Path("cache/burgers1d-val-0").mkdir()
+    assert not main(["ls"])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "float32 30 x 9 x 4 x 3" in lines[caches[0].name]
+    assert "runs/a/codec/burgers1d" in lines[caches[0].name]
+    assert "codec error" in lines[caches[0].name]
+    assert "shard-00000.safetensors is missing" in lines[caches[1].name]
+    assert "is no complete cache" in lines["burgers1d-val-0"]
+    assert "3 caches" in lines["3"]
+
+
+def test_verify_reads_every_byte(caches, capsys):
+    assert main(["verify"]) == 0
+    path = caches[1] / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert main(["verify"]) == 1 and main(["verify", str(caches[0])]) == 0
+    assert "shard-00000.safetensors has changed" in capsys.readouterr().out
+
+
+def test_gc_removes_only_what_no_codec_can_read(caches, capsys):
+    half = Path("cache/burgers1d-val-0")
+    half.mkdir()
+    assert not main(["gc"])
+    shown = capsys.readouterr().out
+    assert caches[1].name in shown and half.name in shown and "--yes" in shown
+    assert caches[0].name not in shown
+    assert caches[1].exists() and half.exists()
+    lock = try_lock(half.with_name(half.name + ".lock"))  # as a launch that builds it
+    main(["gc", "--yes"])
+    assert "is being built, left alone" in capsys.readouterr().out
+    assert caches[0].exists() and not caches[1].exists() and half.exists()
+    lock.close()
+    main(["gc", "--yes"])
+    assert not half.exists() and caches[0].exists()
+
+
+def test_an_unknown_word_is_a_sentence():
+    with pytest.raises(UsageError, match="remove: it is one of ls, build, verify, gc"):
+        main(["remove"])
+    with pytest.raises(UsageError, match="nearest is --yes"):
+        main(["gc", "--yess"])

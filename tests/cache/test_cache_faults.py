@@ -1,0 +1,169 @@
+"""Builds that are killed, that race, that find no room, and caches on a read-only disk."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
+from launching import environment
+
+from ups.cache import store
+from ups.cache.agree import try_lock
+from ups.cache.store import build_cache, open_cache
+from ups.config import UsageError
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(store, "SHARD_BYTES", 2000)  # eight shards
+
+
+def build(root, pause=0.0, **options):
+    fields = FormulaFields(pause=pause)
+    return build_cache(OneRank(), MatrixCodec(), fields, "train", root, **options), fields.reads
+
+
+def child(root, pause, started, result=None):
+    torch.set_num_threads(1)
+    started.set()
+    reads = build(root, pause)[1]
+    if result is not None:
+        result.put(reads)
+
+
+def test_a_killed_build_is_never_opened_and_the_next_one_is_the_same(tmp_path):
+    pause = 0.003  # of each read, so that the moments cover encoding as well as writing
+    start = time.perf_counter()
+    reference = contents(build(tmp_path / "whole", pause)[0].folder)
+    length = time.perf_counter() - start
+    assert len(reference) == 9
+
+    draw, seen = random.Random(0), set()
+    for trial in range(25):
+        root, started = tmp_path / str(trial), FORK.Event()
+        process = FORK.Process(target=child, args=(root, pause, started))
+        process.start()
+        started.wait()
+        time.sleep(draw.uniform(0, 1.3 * length))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        for folder in [path for path in root.glob("*") if path.is_dir()]:
+            if (folder / "manifest.json").exists():
+                assert contents(folder) == reference
+                seen.add("complete")
+            else:
+                seen.add(len(list(folder.glob("shard-*"))))
+                with pytest.raises(UsageError, match="is no complete cache"):
+                    open_cache(folder)
+        assert contents(build(root)[0].folder) == reference  # no lock, no temporary file is left
+    assert "complete" in seen and len(seen) >= 5  # kills fell into many states of a build
+
+
+def test_two_builds_at_once_are_one(tmp_path):
+    alone = build(tmp_path / "alone")[1]
+    started, result = FORK.Event(), FORK.Queue()
+    both = [FORK.Process(target=child, args=(tmp_path / "both", 0.01, started, result))
+            for _ in range(2)]
+    for process in both:
+        process.start()
+    reads = [result.get(timeout=30) for _ in both]
+    for process in both:
+        process.join()
+    assert sorted(reads) == [0, alone]
+    folder, = [path for path in (tmp_path / "both").iterdir() if path.is_dir()]
+    assert contents(folder) == contents(next((tmp_path / "alone").glob("*/")))
+
+
+def test_the_lock_goes_with_its_process(tmp_path):
+    path, held = tmp_path / "x.lock", FORK.Event()
+
+    def hold():
+        lock = try_lock(path)
+        held.set()
+        time.sleep(60)
+        lock.close()
+
+    process = FORK.Process(target=hold)
+    process.start()
+    held.wait()
+    assert try_lock(path) is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    lock = try_lock(path)
+    assert lock is not None
+    lock.close()
+
+
+@pytest.mark.parametrize("room, name", [(500, "shard-00000.safetensors"), (4500, "manifest.json")])
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, room, name):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if name == "manifest.json":  # shards fit, the manifest does not
+        store.SHARD_BYTES, room = 500, len(contents(build(tmp_path)[0].folder)[name]) - 1
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        with pytest.raises(UsageError, match=f"{name} .* cannot be written .File too large.: make"):
+            build(tmp_path, rebuild=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    folder, = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert not (folder / "manifest.json").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert len(build(tmp_path)[0]) == 30
+
+
+READ_ONLY = """
+import json, os, sys
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader
+from cache_standins import FormulaFields, MatrixCodec, OneRank
+from ups.cache.sampler import StepSampler
+from ups.cache.store import build_cache, verify
+from ups.cache.windows import LatentWindows, whole_batch
+
+root = Path(sys.argv[1])
+if os.getuid() == 0:
+    os.setuid(65534)  # permission bits do not bind root
+try:
+    (root / "probe").touch()
+    sys.exit("the folder is not read-only")
+except PermissionError:
+    pass
+fields = FormulaFields()
+cache = build_cache(OneRank(), MatrixCodec(), fields, "train", root)
+windows = LatentWindows([cache], 2)
+batch, = DataLoader(windows, batch_sampler=StepSampler(windows.sizes, 4, 1, 0),
+                    collate_fn=whole_batch)
+print(json.dumps([fields.reads, verify(cache.folder), list(batch["z"].shape)]))
+"""
+
+
+def test_a_read_only_cache_works():
+    with tempfile.TemporaryDirectory() as name:  # all may enter it, unlike pytest's folder
+        root = Path(name)
+        folder = build(root)[0].folder
+        root.chmod(0o555)
+        folder.chmod(0o555)
+        before = [os.stat(path).st_mtime_ns for path in (root, folder)]
+        env = environment()
+        env["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+        out = subprocess.run([sys.executable, "-c", READ_ONLY, name], env=env, text=True,
+                             capture_output=True, timeout=60)
+        assert out.returncode == 0, out.stderr
+        assert json.loads(out.stdout) == [0, [], [4, 3, 4, 3]]
+        assert before == [os.stat(path).st_mtime_ns for path in (root, folder)]
+        root.chmod(stat.S_IRWXU)
+        folder.chmod(stat.S_IRWXU)

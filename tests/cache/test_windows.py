@@ -1,0 +1,77 @@
+"""Windows are the frames they say they are, over shards, tasks, dtypes and worker processes."""
+
+import pickle
+
+import pytest
+import torch
+from cache_standins import FormulaFields, MatrixCodec, OneRank
+from torch.utils.data import DataLoader
+
+from ups.cache import store
+from ups.cache.sampler import StepSampler
+from ups.cache.store import build_cache
+from ups.cache.windows import LatentWindows, whole_batch
+from ups.config import UsageError
+
+
+def build(root, task="burgers1d", width=3, frames=9, params=("nu",), dtype="float32"):
+    fields = FormulaFields(task, frames=frames, params=params)
+    return build_cache(OneRank(), MatrixCodec(width=width, task=task), fields, "train", root, dtype)
+
+
+@pytest.mark.parametrize("shard_bytes", [2**28, 2000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, shard_bytes, dtype):
+    monkeypatch.setattr(store, "SHARD_BYTES", shard_bytes)
+    cache = build(tmp_path, dtype=dtype)
+    windows = LatentWindows([cache], length=4)
+    assert windows.sizes == [30 * 5] and len(windows) == 150
+    assert (len(cache.z) > 1) == (shard_bytes == 2000)
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0)).tolist()
+    batch = windows.__getitems__([(7, row, (0, w)) for row, w in enumerate(order, start=50)])
+    whole = torch.cat(list(cache.z)).float()
+    expected = torch.stack([whole[w // 5, w % 5:w % 5 + 5] for w in order])
+    assert batch["z"].dtype == torch.float32 and torch.equal(batch["z"], expected)
+    nu = torch.tensor([0.01 * (w // 5 + 1) for w in order])
+    assert torch.allclose(batch["cond"], nu.log10()[:, None])
+    assert torch.equal(batch["dt"], torch.full((150,), 0.05))
+    assert torch.equal(batch["rows"], torch.arange(50, 200))
+    assert (batch["task"], batch["step"]) == (0, 7)
+    batch["z"].zero_()  # a batch is a copy: the cache stays
+    assert torch.equal(torch.cat(list(cache.z)).float(), whole)
+
+
+def test_several_tasks_are_padded_to_the_widest(tmp_path):
+    caches = [build(tmp_path, "burgers1d"), build(tmp_path, "advection1d", 2, 3, ("nu", "beta"))]
+    windows = LatentWindows(caches, length=4)
+    assert windows.sizes == [30 * 5, 30 * 1]  # three frames: one window of two steps
+    first = windows.__getitems__([(0, 0, (0, 3))])
+    second = windows.__getitems__([(1, 0, (1, 3)), (1, 1, (1, 4))])
+    assert first["z"].shape == (1, 5, 4, 3) and second["z"].shape == (2, 3, 4, 3)
+    assert torch.equal(second["z"][..., :2], torch.cat(list(caches[1].z))[3:5])
+    assert (second["z"][..., 2] == 0).all() and second["task"] == 1
+    assert torch.equal(second["mask"], torch.tensor([1.5, 0.5, 0.0]))
+    assert torch.allclose(first["cond"], torch.tensor([[-2.0, 0.0]]))
+    assert torch.allclose(second["cond"], torch.tensor([[0.04, 0.4], [0.05, 0.5]]).log10())
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_loader_workers_give_the_same_batches(tmp_path, monkeypatch, context):
+    monkeypatch.setattr(store, "SHARD_BYTES", 2000)
+    windows = LatentWindows([build(tmp_path)], length=2)
+    assert len(pickle.dumps(windows)) < 1000  # a folder name travels, not a tensor
+    sampler = StepSampler(windows.sizes, batch_size=6, steps=5, seed=1)
+    loader = DataLoader(windows, batch_sampler=sampler, collate_fn=whole_batch, num_workers=1,
+                        multiprocessing_context=context)
+    batches = list(loader)
+    assert len(batches) == 5
+    for step, batch in enumerate(batches):
+        expected = windows.__getitems__(sampler.batch(step))
+        assert batch.keys() == expected.keys() and batch["step"] == step
+        assert all(torch.equal(torch.as_tensor(batch[key]), torch.as_tensor(expected[key]))
+                   for key in expected)
+
+
+def test_no_length_is_no_window(tmp_path):
+    with pytest.raises(UsageError, match="length of at least 1, not 0"):
+        LatentWindows([build(tmp_path)], length=0)

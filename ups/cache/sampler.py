@@ -1,0 +1,58 @@
+"""Batch k is a pure function of (seed, k): a run resumes with `start = k`, on any number of ranks.
+
+Every batch is of one task. A random order of sum(weights) tasks, task t weights[t] times in it, is
+repeated for ever, so that any sum(weights) consecutive steps hold each task weights[t] times. The
+j-th batch of task t takes places j * B to (j + 1) * B - 1 of its endless list, permutation after
+permutation of its windows: none comes again before all have been seen.
+"""
+
+import hashlib
+
+import torch
+
+from ups.config import UsageError
+
+
+class StepSampler:
+    """A loader's `batch_sampler`: step k gives the global batch [(k, row, (task, window)), ...]."""
+
+    drop_last = True
+
+    def __init__(self, sizes, batch_size, steps, seed, start=0, weights=None):
+        weights = [1] * len(sizes) if weights is None else list(weights)
+        if not sizes or min(sizes) < 1 or batch_size < 1:
+            raise UsageError(f"Nothing to draw: batches of {batch_size} from {sizes} windows.")
+        if len(weights) != len(sizes) or any(w != int(w) or w < 1 for w in weights):
+            raise UsageError(f"The {len(sizes)} tasks need as many whole weights of at least 1, "
+                             f"not {weights}.")
+        self.sizes, self.batch_size, self.steps = list(sizes), batch_size, steps
+        self.seed, self.start, self.weights = seed, start, [int(w) for w in weights]
+        tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.weights))
+        self.rounds = [{} for _ in sizes]  # per task, the permutations in use
+        self.order = tasks[_permutation(len(tasks), seed)].tolist()
+
+    def __len__(self):
+        return max(0, self.steps - self.start)
+
+    def __iter__(self):
+        return map(self.batch, range(self.start, self.steps))
+
+    def batch(self, step):
+        """The global batch of one step."""
+        block, place = divmod(step, len(self.order))
+        task = self.order[place]
+        number = block * self.weights[task] + self.order[:place].count(task)
+        size, first = self.sizes[task], number * self.batch_size
+        places = torch.arange(first, first + self.batch_size)
+        known, rounds = self.rounds[task], (places // size).unique().tolist()
+        self.rounds[task] = {r: known[r] if r in known else _permutation(size, self.seed, task, r)
+                             for r in rounds}  # more than one where the windows are used up
+        windows = torch.cat([self.rounds[task][r][places[places // size == r] % size]
+                             for r in rounds])
+        return [(step, row, (task, window)) for row, window in enumerate(windows.tolist())]
+
+
+def _permutation(size, *seed):
+    digest = hashlib.sha256(repr(seed).encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return torch.randperm(size, generator=generator)

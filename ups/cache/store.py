@@ -1,0 +1,231 @@
+"""The latent cache: trajectories encoded once, read by memory map.
+
+    cache/TASK-SPLIT-KEY/shard-00000.safetensors    "z" (n, T, N, D); the header has KEY/0
+                         manifest.json              written last: without it there is no cache
+    cache/TASK-SPLIT-KEY.lock                       empty; locked by a launch while it builds
+
+KEY hashes all that the numbers depend on: task, indices of the split, strides, first frame, dtype,
+fingerprint of the codec, digest of the data. The manifest holds those, shapes, parameters, size and
+sha256 of each shard, and the codec's error per trajectory. Trajectory i lies in shard i // count.
+Neither that nor the batches of an encoder depend on the number of processes, so neither do bytes.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from ups.cache.agree import agree, any_rank, take_lock
+from ups.cache.encode import encode
+from ups.config import UsageError
+
+VERSION = 1
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SHARD_BYTES = 2**28  # what a rank holds in memory, twice, while it writes a shard
+CURE = "delete this cache, or run `python -m ups.cache build --rebuild`"
+
+
+class Cache:
+    """An open cache: `z` holds one memory-mapped tensor (n, T, N, D) per shard."""
+
+    def __init__(self, folder, manifest, z):
+        self.folder, self.manifest, self.z = folder, manifest, z
+        self.task, self.split = manifest["task"], manifest["split"]
+        self.fields, self.codec = manifest["fields"], manifest["codec"]  # their specs, plain values
+        self.shape = tuple(manifest["shape"])  # (trajectories, T, N, D)
+        self.dt = self.fields["dt"]
+        self.indices = torch.tensor(manifest["indices"])
+        self.params = torch.tensor(manifest["params"], dtype=torch.float64).view(self.shape[0], -1)
+        self.weight = torch.tensor(manifest["weight"])
+        self.error = torch.tensor(manifest["error"])
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
+        return open_cache, (self.folder,)
+
+
+def cache_key(identity):
+    """Hash the dictionary of what the latents depend on."""
+    return _sha256(_json(identity))[:16]
+
+
+def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32", fingerprint="",
+                rebuild=False):
+    """Encode a split with every rank's device, unless that is done already, and open the result."""
+    if dtype not in DTYPES:
+        raise UsageError(f"--cache_dtype {dtype}: it is one of {', '.join(DTYPES)}.")
+    spec, indices = asdict(fields.spec), fields.split(split)
+    if not len(indices):
+        raise UsageError(f"The {split} split of {spec['task']} is empty: make more samples.")
+    identity = {
+        "task": spec["task"], "split": split, "indices": _sha256(_json(indices.tolist())),
+        "stride_x": fields.stride_x, "stride_t": fields.frames.step,
+        "first_frame": fields.frames.start, "dtype": dtype, "codec": fingerprint,
+        "data": fields.digest, "version": VERSION,
+    }
+    key = cache_key(identity)
+    folder = Path(root).absolute() / f"{spec['task']}-{split}-{key}"
+
+    def complete():
+        return accelerator.is_main_process and (folder / "manifest.json").exists()
+
+    if rebuild or not any_rank(accelerator, complete()):  # a complete cache may be read-only
+        lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"))
+        try:
+            if rebuild or not any_rank(accelerator, complete()):  # another launch may have built it
+                _build(accelerator, codec, fields, indices, folder, identity)
+        finally:
+            if lock:
+                lock.close()
+    return agree(accelerator, open_cache, folder, key)
+
+
+def _build(accelerator, codec, fields, indices, folder, identity):
+    """Write this rank's shards, every one of them whole; the main process adds the manifest."""
+    spec = asdict(fields.spec)
+    shape = (len(indices), spec["frames"], math.prod(codec.spec.tokens), codec.spec.width)
+    dtype, key = DTYPES[identity["dtype"]], cache_key(identity)
+    count = max(1, SHARD_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
+    shards = list(enumerate(indices.split(count)))
+    mine = shards[accelerator.process_index::accelerator.num_processes]
+    errors = torch.zeros(len(indices), dtype=torch.float64)
+    sums = torch.zeros(len(shards), 33, dtype=torch.float64)  # size and sha256, exact in float64
+
+    def clear():
+        if accelerator.is_main_process:
+            remove(folder)
+            folder.mkdir(parents=True)
+
+    def write():
+        codec.to(accelerator.device).eval()
+        for shard, part in mine:
+            z, error = encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
+                              accelerator.device)
+            if not (finite := z.isfinite().flatten(1).all(1)).all():
+                raise UsageError(f"{spec['task']} trajectory {part[finite.int().argmin()]} has no "
+                                 f"finite latents in {identity['dtype']}: `python -m ups.data "
+                                 "validate` finds NaN; --cache_dtype float32 has the widest range.")
+            data = save({"z": z}, {"key": f"{key}/{shard}"})  # two entries would come in any order
+            _write(folder / _name(shard), data)
+            errors[shard * count:][:len(part)] = error
+            sums[shard] = torch.tensor([len(data), *hashlib.sha256(data).digest()])
+
+    def seal():
+        if accelerator.is_main_process:
+            body = {
+                "version": VERSION, "key": key, "task": spec["task"], "split": identity["split"],
+                "identity": identity, "fields": spec, "codec": asdict(codec.spec),
+                "weight": codec.weight.tolist(), "shape": shape, "dtype": identity["dtype"],
+                "indices": indices.tolist(), "params": fields.params(indices).tolist(),
+                "error": [float(f"{error:.6g}") for error in errors.tolist()],
+                "shards": [{"name": _name(i), "bytes": int(size),
+                            "sha256": bytes(map(int, digest)).hex()}
+                           for i, (size, *digest) in enumerate(sums.tolist())],
+            }
+            _write(folder / "manifest.json", _json(body | {"checksum": _sha256(_json(body))}))
+
+    agree(accelerator, clear)
+    agree(accelerator, write)
+    packed = torch.cat([errors, sums.flatten()]).to(accelerator.device)
+    packed = accelerator.reduce(packed, "sum").cpu()  # every entry was filled in by one rank
+    errors, sums = packed[:len(errors)], packed[len(errors):].view_as(sums)
+    agree(accelerator, seal)
+
+
+def open_cache(folder, key=None):
+    """Map a complete cache after checks of manifest, sizes and headers; wrong ones are named."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        version = manifest.pop("version")
+        checksum = manifest.pop("checksum")
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is no complete cache, it has no manifest: build it.") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise UsageError(f"{folder}/manifest.json is damaged: {CURE}.") from None
+    if version != VERSION:
+        raise UsageError(f"{folder}/manifest.json is of version {version}, this code reads version "
+                         f"{VERSION}: {CURE}.")
+    manifest = {"version": version} | manifest
+    if checksum != _sha256(_json(manifest)):
+        raise UsageError(f"{folder}/manifest.json is damaged: {CURE}.")
+    if key not in (None, manifest["key"]):
+        raise UsageError(f"{folder}/manifest.json belongs to another codec or data: {CURE}.")
+
+    z = []
+    for i, shard in enumerate(manifest["shards"]):
+        path = folder / shard["name"]
+        if not path.exists():
+            raise UsageError(f"{path} is missing: {CURE}.")
+        if (size := path.stat().st_size) != shard["bytes"]:
+            raise UsageError(f"{path} has {size} bytes instead of {shard['bytes']}: {CURE}.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                found, tensor = file.metadata(), file.get_tensor("z")
+        except Exception as error:  # of the format: safetensors has its own type
+            raise UsageError(f"{path} is damaged ({error}): {CURE}.") from None
+        if (found or {}).get("key") != f"{manifest['key']}/{i}":
+            raise UsageError(f"{path} belongs to another codec or data: {CURE}.")
+        z.append(tensor)
+    return Cache(folder, manifest, z)
+
+
+def verify(folder):
+    """Read every byte; return one sentence per fault."""
+    folder = Path(folder)
+    try:
+        shards = open_cache(folder).manifest["shards"]
+    except UsageError as error:
+        return [str(error)]
+    faults = []
+    for shard in shards:
+        with open(folder / shard["name"], "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+                faults.append(f"{folder / shard['name']} has changed since it was written: {CURE}.")
+    return faults
+
+
+def remove(folder):
+    """Delete a cache, its manifest first: what a kill leaves behind is incomplete."""
+    if folder.exists():
+        (folder / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+def _write(path, data):
+    """Write under a temporary name, flush, rename: `path` never holds a part of its bytes."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"{path} ({len(data) / 1e6:.1f} MB) cannot be written ({error.strerror}): "
+                         "make room, or choose another folder with --cache.") from error
+
+
+def _name(shard):
+    return f"shard-{shard:05d}.safetensors"
+
+
+def _json(values):
+    return json.dumps(values, sort_keys=True).encode()
+
+
+def _sha256(data):
+    return hashlib.sha256(data).hexdigest()

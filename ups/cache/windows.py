@@ -1,0 +1,83 @@
+"""The data set of latent windows: L + 1 consecutive frames of one trajectory.
+
+Frames of a trajectory are neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is
+a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choice of its rows, read
+in one call and never copied before. Window w of a task starts at frame w % (T - L) of trajectory
+w // (T - L); L = min(length, T - 1).
+"""
+
+import torch
+from torch.utils.data import Dataset
+
+from ups.config import UsageError
+
+
+class LatentWindows(Dataset):
+    """Windows over one cache per task; D and P are padded with zeros to the widest task."""
+
+    def __init__(self, caches, length):
+        if length < 1 or not caches:
+            raise UsageError(f"Windows need a cache and a length of at least 1, not {length}.")
+        self.caches = list(caches)
+        self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
+        self.sizes = [len(cache) * (cache.shape[1] - steps)
+                      for cache, steps in zip(self.caches, self.lengths, strict=True)]
+        width = max(cache.shape[3] for cache in self.caches)
+        count = max(cache.params.shape[1] for cache in self.caches)
+        self.views = [_windows(cache, steps)
+                      for cache, steps in zip(self.caches, self.lengths, strict=True)]
+        self.masks = [_pad(cache.weight, width) for cache in self.caches]
+        self.conds = [_pad(cache.params.abs().clamp(min=1e-12).log10().float(), count)
+                      for cache in self.caches]
+
+    def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
+        return LatentWindows, (self.caches, max(self.lengths))
+
+    def __len__(self):
+        return sum(self.sizes)
+
+    def __getitems__(self, triples):
+        """Triples (step, row, (task, window)) of one global batch, or of a rank's slice of it."""
+        steps, rows, pairs = zip(*triples, strict=True)
+        tasks, windows = zip(*pairs, strict=True)
+        task, cache, windows = tasks[0], self.caches[tasks[0]], torch.tensor(windows)
+        starts = cache.shape[1] - self.lengths[task]  # windows in a trajectory
+        trajectory, start = windows // starts, windows % starts
+        return {
+            "z": _pad(self._gather(task, trajectory, start).float(), len(self.masks[task])),
+            "dt": torch.full((len(rows),), cache.dt),
+            "cond": self.conds[task][trajectory],
+            "mask": self.masks[task],
+            "task": task,
+            "step": steps[0],
+            "rows": torch.tensor(rows),
+        }
+
+    def _gather(self, task, trajectory, start):
+        """Read windows (B, L + 1, N, D) in the order asked for."""
+        views, (_, frames, tokens, width) = self.views[task], self.caches[task].shape
+        count = len(self.caches[task].z[0])  # trajectories in a shard
+        rows = trajectory % count * frames + start
+        if len(views) == 1:
+            z = views[0].index_select(0, rows)  # one copy per window, on several threads
+        else:  # as fast on one thread, which is what a loader worker has
+            shards = (trajectory // count).tolist()
+            z = torch.stack([views[i][row] for i, row in zip(shards, rows.tolist(), strict=True)])
+        return z.view(len(rows), -1, tokens, width)
+
+
+def _windows(cache, steps):
+    """Each shard as the matrix of its windows."""
+    _, frames, tokens, width = cache.shape
+    size = tokens * width
+    return [z.as_strided((len(z) * frames - steps, (steps + 1) * size), (size, 1)) for z in cache.z]
+
+
+def whole_batch(batch):
+    """The loader's `collate_fn`: `__getitems__` has made the batch already."""
+    return batch
+
+
+def _pad(x, width):
+    """Append zeros to the last axis."""
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
