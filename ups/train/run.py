@@ -91,7 +91,7 @@ class Run:
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = self.finished = False
-        self.last_saved = None
+        self.last_saved = self.lock = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator()
         self._check_batch_size()
@@ -287,6 +287,13 @@ class Run:
         return self
 
     def __exit__(self, kind, error, trace):
+        try:
+            self._finish(error)
+        finally:
+            if self.lock:
+                self.lock.close()
+
+    def _finish(self, error):
         if error is None:
             if not self.finished:
                 self._end("done", "")

@@ -1,0 +1,109 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ups.config import UsageError, build, flat, parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    dim: int = 64   # width of the stream
+    body: str = "fourier"
+
+    def __post_init__(self):
+        if self.dim % 2:
+            raise ValueError(f"dim {self.dim} must be even.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    run: str = "runs/x"  # where it goes
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Base):
+    tasks: tuple[str, ...] = ("burgers1d",)
+    lr: float = 1e-3    # learning rate, 100 % of it
+    steps: int = 10
+    compile: bool = False
+    samples: int | None = None
+    model: Model = Model()
+
+
+def test_defaults_flags_and_nested_fields():
+    assert parse(Config, []) == Config()
+    got = parse(Config, ["--lr", "1e-4", "--model.dim", "8", "--tasks", "a", "b", "--compile",
+                         "--samples", "3", "--run", "r"])
+    assert got == Config(run="r", tasks=("a", "b"), lr=1e-4, compile=True, samples=3,
+                         model=Model(dim=8))
+    assert parse(Config, ["--no-compile"]).compile is False
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_file_gives_values_and_flags_win(tmp_path, suffix):
+    path = tmp_path / f"config.{suffix}"
+    values = {"lr": 0.5, "steps": 7, "model": {"dim": 32}, "tasks": ["a"]}
+    path.write_text(json.dumps(values))  # JSON is YAML too
+    got = parse(Config, ["--config", str(path), "--steps", "9"])
+    assert got == Config(lr=0.5, steps=9, tasks=("a",), model=Model(dim=32))
+
+
+def test_what_a_run_stores_can_be_read_again(tmp_path):
+    cfg = Config(lr=3e-4, tasks=("a", "b"), model=Model(dim=10))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(flat(cfg)))
+    assert parse(Config, ["--config", str(path)]) == cfg
+    assert build(Config, flat(cfg)) == cfg
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--learning_rate", "1"], "no field --learning_rate; the nearest is --lr"),
+    (["--model.dims", "1"], "no field --model.dims; the nearest is --model.dim"),
+    (["--step=3"], "no field --step; the nearest is --steps"),
+    (["--steps", "many"], "invalid int value: 'many'"),
+    (["--model.dim", "7"], "dim 7 must be even"),
+    (["--config", "absent.json"], "there is no such file"),
+    (["stray"], "no field"),
+])
+def test_wrong_use_is_one_sentence(argv, words):
+    with pytest.raises(UsageError) as caught:
+        parse(Config, argv)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text, words", [
+    ('{"lrr": 1}', "no field lrr; the nearest is lr"),
+    ('{"model": {"width": 1}}', "no field model.width; the nearest is model.dim"),
+    ('{"steps": 1.5}', "steps: expected int, got 1.5"),
+    ('{"compile": "yes"}', "compile: expected bool"),
+    ("[1]", "expected a mapping"),
+    ("{", "not a readable"),
+])
+def test_a_wrong_file_is_one_sentence(tmp_path, text, words):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        parse(Config, ["--config", str(path)])
+    assert words in str(caught.value)
+
+
+def test_help_shows_every_field_with_its_comment_and_default(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(Config, ["--help"], "Teaches.")
+    text = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    for words in ("Teaches.", "where it goes [runs/x]", "learning rate, 100 % of it [0.001]",
+                  "--model.dim INT", "width of the stream [64]", "--tasks", "[burgers1d]"):
+        assert words in text
+
+
+def test_a_command_exits_with_2_and_no_traceback(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("from ups.config import *\n"
+                      "def main(): raise UsageError('do this instead.')\ncommand(main)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True,
+                          env={"PYTHONPATH": ".", "PATH": ""})
+    assert (done.returncode, done.stderr) == (2, "error: do this instead.\n")

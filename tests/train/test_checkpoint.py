@@ -1,0 +1,134 @@
+"""Damage of every kind is found, the checkpoint before it is taken, nothing foreign is resumed."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import toy
+
+from ups.config import UsageError
+from ups.train.checkpoint import (
+    checkpoints,
+    damage,
+    export_model,
+    fingerprint,
+    load_model,
+    write_checkpoint,
+)
+from ups.train.tracking import Metrics
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped bit": lambda c: flip(c / "state.safetensors"),
+    "truncated": lambda c: (c / "state.safetensors").write_bytes(
+        (c / "state.safetensors").read_bytes()[:-8]),
+    "missing file": lambda c: (c / "state.safetensors").unlink(),
+    "no manifest": lambda c: (c / "manifest.json").unlink(),
+    "other state": lambda c: (c / "state.json").write_text(
+        (c / "state.json").read_text().replace('"step": 8', '"step": 9')),
+    "empty manifest": lambda c: (c / "manifest.json").write_text("{}"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    toy.main(["--run", str(folder), "--keep", "3"])
+    return folder
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path, kind, capsys):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    stage = tmp_path / "micro0" / "toy"
+    (stage / "exit.json").unlink()
+    newest, before = checkpoints(stage / "checkpoints")[:2]
+    assert (newest.name, before.name) == ("step_8", "step_6")
+    assert damage(newest) is None
+    DAMAGES[kind](newest)
+    assert damage(newest)
+    expected = (tmp_path / "micro0" / "rank0.safetensors").read_bytes()
+    toy.main(["--run", str(tmp_path), "--keep", "3"])
+    said = capsys.readouterr()
+    assert "step_8 is damaged" in said.err and "resuming from" in said.out and "step_6" in said.out
+    got = toy_weights(tmp_path)
+    assert got == toy_weights_of(expected)
+    assert damage(newest) is None  # written anew
+
+
+def toy_weights(folder):
+    return toy_weights_of((folder / "micro0" / "rank0.safetensors").read_bytes())
+
+
+def toy_weights_of(data):
+    from safetensors.torch import load
+
+    return {name: t.tolist() for name, t in load(data).items() if name.startswith("model/")}
+
+
+def test_a_changed_configuration_is_refused_by_name(finished):
+    config = finished / "micro0" / "toy" / "config.json"
+    before = config.read_bytes()
+    with pytest.raises(UsageError, match=r"another configuration: lr \(0.01 -> 0.02\)"):
+        toy.main(["--run", str(finished), "--lr", "0.02"])
+    assert config.read_bytes() == before
+
+
+def test_systems_choices_may_change_and_a_finished_run_says_so(finished, capsys):
+    toy.main(["--run", str(finished), "--log_every", "2"])
+    assert "is finished (step 8)" in capsys.readouterr().out
+
+
+def test_another_lineage_is_refused(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    stage = tmp_path / "micro0" / "toy"
+    (stage / "exit.json").unlink()
+    for folder in checkpoints(stage / "checkpoints"):
+        state = json.loads((folder / "state.json").read_text())
+        state["lineage"]["data"] = "eight"
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "state.safetensors")
+        shutil.rmtree(folder)
+        write_checkpoint(folder.parent, state["step"], tensors, state, keep=3)
+    with pytest.raises(UsageError, match="was trained on another data"):
+        toy.main(["--run", str(tmp_path)])
+
+
+def test_pruning_keeps_the_newest_and_a_partial_one_is_no_checkpoint(tmp_path):
+    for step in (1, 2, 3, 10):
+        write_checkpoint(tmp_path, step, {"a": torch.ones(1)}, {"step": step}, keep=2)
+    (tmp_path / "step_11.partial").mkdir()
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step_10", "step_3"]
+
+
+def test_an_exported_model_knows_its_fingerprint(tmp_path):
+    tensors = {"w": torch.randn(3, 2), "s": torch.tensor(1.5)}
+    mark = export_model(tmp_path / "model", tensors, {"dim": 3})
+    config, loaded = load_model(tmp_path / "model")
+    assert config == {"dim": 3, "fingerprint": mark}
+    assert all(torch.equal(loaded[k], tensors[k]) for k in tensors)
+    assert fingerprint(tensors, {"dim": 4}) != mark
+    assert fingerprint({**tensors, "w": tensors["w"].double()}, {"dim": 3}) != mark
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"dim": 4, "fingerprint": mark}))
+    with pytest.raises(UsageError, match="do not belong together"):
+        load_model(tmp_path / "model")
+    with pytest.raises(UsageError, match="config.json is missing"):
+        load_model(tmp_path / "absent")
+
+
+def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        metrics.write(step, {"loss": step / 3})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 5, "lo')
+    metrics.cut(2)
+    assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]

@@ -1,0 +1,120 @@
+"""The number of processes and the micro-batch change only the speed; a resume changes nothing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launching import launch
+from safetensors.torch import load_file
+
+TOY = Path(__file__).parent / "toy.py"
+
+
+def weights(folder, rank=0):
+    tensors = load_file(folder / f"rank{rank}.safetensors")
+    return {name: t for name, t in tensors.items() if name.startswith(("model/", "ema/"))}
+
+
+def losses(folder):
+    lines = (folder / "toy" / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["train/loss"] for line in map(json.loads, lines)}
+
+
+def gap(a, b):
+    assert a.keys() == b.keys()
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same training on 1, 2 and 3 processes, each with several micro-batches."""
+    folders = {}
+    for world, variants in ((1, (0, 3, 6)), (2, (0, 3)), (3, (0, 1))):
+        folders[world] = tmp_path_factory.mktemp(f"world{world}")
+        done = launch(TOY, "--run", folders[world], "--variants", *variants, processes=world)
+        assert done.returncode == 0, done.stderr
+        recorded = load_file(folders[world] / "micro0" / "rank0.safetensors")["world"]
+        assert recorded == world
+    return folders
+
+
+@pytest.mark.parametrize("world, micro", [(1, 3), (1, 6), (2, 0), (2, 3), (3, 0), (3, 1)])
+def test_processes_and_micro_batches_do_not_change_the_weights(runs, world, micro):
+    reference, other = runs[1] / "micro0", runs[world] / f"micro{micro}"
+    moved = weights(reference)
+    assert max(float(t.abs().max()) for t in moved.values()) > 1e-3
+    assert gap(moved, weights(other)) < 1e-9
+    expected, got = losses(reference), losses(other)
+    assert expected.keys() == got.keys() == set(range(1, 9))
+    assert max(abs(expected[k] - got[k]) for k in expected) < 1e-9
+
+
+def test_ranks_see_disjoint_rows_of_one_global_batch(runs):
+    whole = load_file(runs[1] / "micro0" / "rank0.safetensors")["seen"]  # (steps, batch)
+    for world in (2, 3):
+        parts = [load_file(runs[world] / "micro0" / f"rank{r}.safetensors")["seen"]
+                 for r in range(world)]
+        for step in range(len(whole)):
+            rows = [set(part[step].tolist()) for part in parts]
+            assert sum(map(len, rows)) == len(set.union(*rows)) == 12
+            assert set.union(*rows) == set(whole[step].tolist())
+
+
+def test_all_ranks_end_with_the_same_weights(runs):
+    assert gap(weights(runs[2] / "micro0", 0), weights(runs[2] / "micro0", 1)) == 0.0
+
+
+@pytest.mark.parametrize("first, then", [(1, 1), (2, 2), (1, 2), (2, 1), (2, 3)])
+def test_a_killed_run_resumes(runs, tmp_path, first, then):
+    """Killed at step 5, between two checkpoints; the same number of processes: bit for bit."""
+    killed = launch(TOY, "--run", tmp_path, processes=first, env={"DIE_AT": "5"})
+    assert killed.returncode != 0
+    folder = tmp_path / "micro0"
+    assert not (folder / "toy" / "exit.json").exists()
+    done = launch(TOY, "--run", tmp_path, processes=then)
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in done.stdout and "step_3" in done.stdout
+    if first == then:
+        reference = runs[first] / "micro0"
+        assert gap(weights(reference), weights(folder)) == 0.0
+        assert losses(reference) == losses(folder)
+    else:
+        assert gap(weights(runs[1] / "micro0"), weights(folder)) < 1e-9
+    steps = [json.loads(line)["step"] for line in
+             (folder / "toy" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 9))  # none twice, none missing
+
+
+def test_resume_cut_anywhere_is_bit_for_bit(runs, tmp_path):
+    """Every cut of an eight-step run: the checkpoint of that step is the only one."""
+    import toy
+
+    reference = runs[1] / "micro0"
+    for cut in range(1, 8):
+        toy.main(["--run", str(tmp_path / f"cut{cut}"), "--save_every", str(cut), "--keep", "9"])
+        kept = tmp_path / f"cut{cut}" / "micro0" / "toy"
+        for folder in (kept / "checkpoints").iterdir():
+            if folder.name != f"step_{cut}":
+                shutil.rmtree(folder)
+        (kept / "exit.json").unlink()
+        toy.main(["--run", str(tmp_path / f"cut{cut}")])
+        assert gap(weights(reference), weights(kept.parent)) == 0.0
+
+
+def test_sigterm_to_one_rank_stops_all_with_a_checkpoint(runs, tmp_path):
+    stopped = launch(TOY, "--run", tmp_path, env={"TERM_AT": "4"})
+    assert stopped.returncode != 0
+    end = json.loads((tmp_path / "micro0" / "toy" / "exit.json").read_text())
+    assert end["status"] == "stopped" and end["step"] == 5  # agreed in the step after the signal
+    assert (tmp_path / "micro0" / "toy" / "checkpoints" / "step_5").is_dir()
+    done = launch(TOY, "--run", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert gap(weights(runs[2] / "micro0"), weights(tmp_path / "micro0")) == 0.0
+
+
+def test_an_indivisible_batch_is_refused_in_one_sentence(tmp_path):
+    refused = launch(TOY, "--run", tmp_path, "--batch_size", 13)
+    assert refused.returncode != 0
+    assert "13 is not divisible by 2 processes; the nearest that are: 12 or 14" in refused.stderr
+    assert not (tmp_path / "micro0" / "toy" / "config.json").exists()

@@ -1,0 +1,127 @@
+"""A stage in miniature on the real run core: a tiny operator that learns to halve its latents.
+
+Float64, so that what is equal in exact arithmetic is equal to many digits. Writes the weights and
+the rows that each rank saw, for the tests to compare.
+"""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.utils.data import DataLoader, Dataset
+
+from ups.cache.sampler import StepSampler
+from ups.config import command, parse
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.step import Backward
+
+TOKENS, WIDTH = 16, 3
+DIE_AT, TERM_AT = (int(os.environ.get(name, 0)) for name in ("DIE_AT", "TERM_AT"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    steps: int = 8
+    batch_size: int = 12
+    seed: int = 0
+    lr: float = 1e-2
+    save_every: int = 3
+    log_every: int = 1
+    dtype: str = "float64"
+    variants: tuple[int, ...] = (0,)  # micro-batches to train with, one after the other
+
+
+class Windows(Dataset):
+    def __init__(self, dtype):
+        source = torch.Generator().manual_seed(7)
+        self.z = torch.randn(60, TOKENS, WIDTH, generator=source, dtype=dtype)
+
+    def __len__(self):
+        return len(self.z)
+
+    def __getitems__(self, triples):
+        steps, rows, pairs = zip(*triples, strict=True)
+        index = torch.tensor([window for _, window in pairs])
+        z = self.z[index]
+        return {"z": torch.stack([z, z / 2], 1), "step": steps[0], "rows": torch.tensor(rows),
+                "index": index, "mask": torch.ones(WIDTH, dtype=z.dtype), "task": 0}
+
+
+def whole(batch):
+    return batch
+
+
+def loss(model, batch):
+    z0, z1 = batch["z"].unbind(1)
+    dt = torch.full((len(z0),), 0.1, dtype=z0.dtype)
+    z1_hat = model(z0 + 0.01 * batch["noise"], dt, z0.new_zeros(len(z0), 1), batch["task"])
+    return (batch["mask"] * (z1_hat - z1) ** 2).mean((1, 2))
+
+
+def train(run, cfg, wrap=lambda model: model):
+    accelerator, dtype = run.accelerator, getattr(torch, cfg.dtype)
+    task = TaskSpec("toy", (1, 1, TOKENS), WIDTH, True, ("nu",))
+    model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
+    model = wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k))
+    sampler = StepSampler([60], cfg.batch_size, cfg.steps, cfg.seed)
+    loader = DataLoader(Windows(dtype), batch_sampler=sampler, collate_fn=whole)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    ema = EMA(model, 0.9)
+    backward = Backward(run, model, loss, cfg.micro_batch)
+    run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+               backward=backward, lineage={"data": "seven"})
+    seen = []
+    for batch in run.progress(loader):
+        seen.append(batch["index"])
+        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
+        value = backward(batch)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        ema.update(model)
+        if run.step == TERM_AT and accelerator.process_index == accelerator.num_processes - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if run.every(cfg.log_every):
+            run.log({"train/loss": value})
+        if run.every(3):
+            ema.keep_best(float(value))
+        if run.every(cfg.save_every) or run.stopping:
+            run.save()
+        if run.step == DIE_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+    run.export(model, {"toy": True})
+    return model, ema, seen
+
+
+def main(argv=None):
+    cfg = parse(Config, argv)
+    for micro in cfg.variants:
+        part = dataclasses.replace(cfg, run=f"{cfg.run}/micro{micro}", micro_batch=micro)
+        run = Run(part, "toy")
+        try:
+            model, ema, seen = train(run, part)
+        except BaseException as error:
+            run.__exit__(type(error), error, error.__traceback__)
+            raise
+        rank, folder = run.accelerator.process_index, Path(part.run)
+        tensors = {"world": torch.tensor(run.accelerator.num_processes)}
+        if seen:
+            tensors["seen"] = torch.stack(seen)
+        weights = run.accelerator.unwrap_model(model).named_parameters()
+        tensors |= {f"model/{name}": p.detach().clone() for name, p in weights}
+        tensors |= {f"ema/{i}": p.clone() for i, p in enumerate(ema.shadow)}
+        save_file(tensors, folder / f"rank{rank}.safetensors")
+        if micro == cfg.variants[-1]:  # this ends the process group
+            run.__exit__(None, None, None)
+
+
+if __name__ == "__main__":
+    command(main)
