@@ -1,0 +1,216 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import by_hand
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from ups.config import UsageError
+from ups.data import make as making
+from ups.data.__main__ import main
+from ups.data.fields import NoData, open_fields
+from ups.data.pdebench import open_file
+from ups.data.solvers import SOLVERS
+from ups.data.validate import validate
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--samples", "8", "--grid", "16", "--frames", "13"]
+
+
+def tiny(task):
+    return TINY[:4] if task == "darcy2d" else TINY
+
+
+def refused(argv, words):
+    with pytest.raises(UsageError, match=words):
+        main([str(arg) for arg in argv])
+
+
+@pytest.mark.parametrize("task", SOLVERS)
+def test_make_and_inspect(task, tmp_path, capsys):
+    assert main(["make", task, *tiny(task), "--out", str(tmp_path)]) == 0
+    fields = open_fields(task, tmp_path)
+    file = fields.files[0]
+    picture = tmp_path / "picture.png"
+    assert main(["inspect", str(file.path), "--plot", str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert f": {task}, " in text and "axis x          16 points" in text
+    assert f"--tasks {task} --data {file.path}" in text
+    assert picture.stat().st_size > 10_000
+
+    # What is stored is what the solver gives for the same draw.
+    solver = SOLVERS[task]
+    with h5py.File(file.path) as f:
+        job = json.loads(f.attrs["ups"])
+    u, _ = next(making.solved(job, solver, torch.device("cpu")))
+    np.testing.assert_array_equal(file.read(range(8)), u)
+    assert file.params == {key: job[key] for key in solver.PARAMS}
+    if task != "darcy2d":
+        assert fields.spec.dt == pytest.approx(job["t_end"] / 12)
+    assert fields.spec.boundary == ("closed" if task in ("darcy2d", "diffreact2d", "swe2d")
+                                    else "periodic")
+
+
+def test_a_second_run_skips_and_other_settings_are_refused(tmp_path, capsys):
+    argv = ["make", "burgers1d", *TINY, "--out", str(tmp_path)]
+    main(argv)
+    path = tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5"
+    before = path.stat()
+    main(argv)
+    assert "is complete" in capsys.readouterr().out
+    refused([*argv, "--seed", 1], r"other settings \(seed=0\)")
+    path.write_bytes(path.read_bytes() + b"x")
+    refused([*argv, "--frames", 5], "other settings")
+    assert path.stat().st_size == before.st_size + 1
+    by_hand.build("burgers1d", path)
+    refused(argv, "not ours")
+
+
+def test_values_make_files_that_share_initial_conditions(tmp_path):
+    main(["make", "burgers1d", *TINY, "--nu", "0.1", "1", "--out", str(tmp_path)])
+    main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
+    fields = open_fields("burgers1d", tmp_path)
+    assert [f.path.name for f in fields.files] == ["1D_Burgers_Sols_Nu0.1.hdf5",
+                                                   "1D_Burgers_Sols_Nu1.0.hdf5"]
+    u = fields.read(range(16))
+    assert torch.equal(u[:8, 0], u[8:, 0]) and not torch.equal(u[:8, -1], u[8:, -1])
+    assert torch.equal(u[:8, 0], open_fields("advection1d", tmp_path).read(range(8))[:, 0])
+
+
+def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
+    read = []
+    for samples in (5, 7):
+        out = tmp_path / str(samples)
+        making.make("advection1d", out=out, samples=samples, grid=16, frames=3, chunk=4)
+        read.append(open_fields("advection1d", out).read(range(5)))
+    assert torch.equal(*read)
+    assert not torch.equal(read[0][0], read[0][4])  # another chunk, another generator
+
+
+def test_darcy_keeps_its_target(tmp_path, capsys):
+    for target in ("steady", "slice"):
+        out = tmp_path / target
+        main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(out)])
+        path, = out.iterdir()
+        assert open_file(path).attributes["target"] == target
+        main(["inspect", str(path)])
+        assert f"(target {target})" in capsys.readouterr().out
+
+
+def test_ensure_fields_makes_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOLVERS["burgers1d"].PRESETS, "small",
+                        {"samples": 8, "grid": 16, "frames": 3, "t_end": 0.1, "chunk": 8})
+    fields = making.ensure_fields("burgers1d:nu=0.2", tmp_path, stride_t=2)
+    assert (len(fields), fields.spec.frames, fields.params([0]).item()) == (8, 2, 0.2)
+    with pytest.raises(NoData, match="download"):
+        making.ensure_fields("cns1d", tmp_path)
+
+
+def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
+    out = ["--out", tmp_path / "data"]
+    refused(["make", "heat1d", *out], "no solver for heat1d; there are advection1d")
+    refused(["make", "burgers1d", "--preset", "huge", *out], "no preset huge; there are small")
+    refused(["make", "burgers1d", "--beta", 1, *out], "burgers1d has no setting beta")
+    refused(["make", "burgers1d", "--nuu", 1, *out], "--nuu")
+    refused(["make", "burgers1d", "--frames", 1, *out], "--frames 1 is too small")
+    refused(["make", "burgers1d", "--device", "gpu", *out], "--device gpu")
+    refused(["make", "burgers1d", "--samples", 10**12, *out], r"needs .* GB but .* GB free")
+    refused(["inspect", tmp_path / "none.h5"], "no such file")
+    refused(["validate", tmp_path / "none.h5"], "no such file")
+    refused([], "required")
+    assert not list(tmp_path.rglob("*.*5*"))
+
+
+def test_a_solution_that_blows_up_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(SOLVERS["burgers1d"], "solve", lambda u0, *a, **k: u0[:, None] / 0)
+    with pytest.raises(UsageError, match="not finite"):
+        making.make("burgers1d", out=tmp_path, samples=4, grid=16, frames=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_validate_names_every_fault(tmp_path, capsys):
+    path = tmp_path / "a.hdf5"
+    u = by_hand.build("cns1d", path, samples=20)
+    assert main(["validate", str(path)]) == 0
+    assert capsys.readouterr().out == "1 file read whole: no fault found.\n"
+    with h5py.File(path, "r+") as f:
+        f["Vx"][3, 2, 5] = np.nan
+        f["Vx"][11, 4, 0] = np.inf
+        f["pressure"][...] = 7
+        f["density"][12], f["Vx"][12] = u[0, :, 0], u[0, :, 2]
+        f["t-coordinate"][3] = 0.25
+    assert main(["validate", str(path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}: time does not increase at frame 3 (1 to 0.25).",
+        f"{path}: sample 3 holds NaN or Inf, first at frame 2.",
+        f"{path}: sample 11 holds NaN or Inf, first at frame 4.",
+        f"{path}: channel pressure is constant (7).",
+        f"sample 12 of {path} (train) is sample 0 of {path} (test) again.",
+    ]
+
+
+def test_validate_finds_short_files_and_copies_between_files(tmp_path):
+    by_hand.build("burgers1d", tmp_path / "short.hdf5", frames=1, Nu=3.0)
+    short, = validate([tmp_path / "short.hdf5"])
+    assert "it has 1 frame; a trajectory needs two" in short
+    paths = [tmp_path / "a.hdf5", tmp_path / "b.hdf5"]
+    u = by_hand.build("burgers1d", paths[0], samples=20, seed=0, Nu=0.1)
+    by_hand.build("burgers1d", paths[1], samples=20, seed=1, Nu=0.2)
+    with h5py.File(paths[1], "r+") as f:
+        f["tensor"][0] = u[0, :, 0]  # same index, same split: no leak
+    assert validate(paths) == []
+    with h5py.File(paths[1], "r+") as f:
+        f["tensor"][1] = u[9, :, 0]
+    leak, = validate(paths)
+    assert leak.startswith(f"sample 1 of {paths[1]} (test) is sample 9 of {paths[0]} (")
+
+
+def test_validate_finds_unreadable_chunks(tmp_path):
+    path = tmp_path / "a.hdf5"
+    by_hand.build("burgers1d", path, samples=6)
+    with h5py.File(path, "r+") as f:
+        u = f["tensor"][:]
+        del f["tensor"]
+        f.create_dataset("tensor", data=u, chunks=(1, *u.shape[1:]), compression="gzip")
+        where = f["tensor"].id.get_chunk_info(4).byte_offset
+    with open(path, "r+b") as f:
+        f.seek(where)
+        f.write(b"\0" * 16)
+    fault, = validate([path])
+    assert fault.startswith(f"{path}: sample 4 cannot be read (")
+    refused(["inspect", path], "see python -m ups.data validate")
+
+
+def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_path):
+    argv = [sys.executable, "-m", "ups.data", "make", "advection1d", "--grid", "1024", "--chunk",
+            "16", "--samples", "100000", "--frames", "5", "--out", tmp_path]
+    run = subprocess.Popen(argv, stderr=subprocess.DEVNULL, cwd=ROOT)
+    partial = tmp_path / "1D_Advection_Sols_beta0.1.hdf5.partial"
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(run.pid, signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == [partial]
+    with pytest.raises(NoData):
+        open_fields("advection1d", tmp_path)
+    refused(["inspect", partial], "left by a run that was stopped")
+    main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
+    assert len(open_fields("advection1d", tmp_path)) == 8 and not partial.exists()
+
+
+def test_the_shell_sees_one_sentence_and_code_two(tmp_path):
+    bad = tmp_path / "bad.hdf5"
+    bad.write_text("text")
+    done = subprocess.run([sys.executable, "-m", "ups.data", "inspect", bad], text=True,
+                          capture_output=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {bad}: not a readable HDF5 file")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,110 @@
+import by_hand
+import h5py
+import numpy as np
+import pytest
+
+from ups.config import UsageError
+from ups.data.fields import open_fields
+from ups.data.pdebench import identify, open_file, pieces, seam
+
+PARAMS = {"advection1d": {"beta": 0.4}, "burgers1d": {"nu": 0.01},
+          "reacdiff1d": {"nu": 0.5, "rho": 2.0}, "diffsorp1d": {}, "darcy2d": {"beta": 1.0},
+          "cns1d": {"eta": 0.01, "zeta": 0.02}, "swe2d": {}, "ns2d": {"nu": 0.01},
+          "diffreact2d": {"Du": 1e-3, "Dv": 5e-3, "k": 5e-3},
+          "cns2d": {"eta": 0.01, "zeta": 0.02, "M": 0.1},
+          "cns3d": {"eta": 0.01, "zeta": 0.02, "M": 0.1}}
+
+
+@pytest.mark.parametrize("task", by_hand.TASKS)
+def test_every_layout_reads_exactly(published, task):
+    path, u = published[task]
+    assert identify(path) == task
+    file = open_file(path)
+    assert (file.samples, file.frames, len(file.channels), *file.grid) == u.shape
+    assert file.params == pytest.approx(PARAMS[task])
+    np.testing.assert_array_equal(file.read([4, 0, 1, 4]), u[[4, 0, 1, 4]])
+    if task != "darcy2d":
+        assert np.diff(file.times) == pytest.approx(0.5)
+    lo, hi = (0, 1) if task in ("advection1d", "burgers1d", "reacdiff1d", "darcy2d", "ns2d") else (
+        -1, 1)
+    assert file.domain == ((lo, hi),) * len(file.grid)
+    for x, n in zip(file.axes, file.grid, strict=True):
+        assert x == pytest.approx(lo + (np.arange(n) + 0.5) * (hi - lo) / n)
+
+
+@pytest.mark.parametrize("task", by_hand.TASKS)
+def test_strides_and_frames_are_those_of_numpy(published, task):
+    path, u = published[task]
+    fields = open_fields(task, path, stride_x=2, stride_t=2)
+    first = 10 if task == "diffreact2d" else 0
+    part = u if task == "darcy2d" else u[:, first::2]
+    part = part[(..., *[slice(None, None, 2)] * (u.ndim - 3))]
+    assert fields.spec.dt == (1.0 if task == "darcy2d" else pytest.approx(1.0))
+    assert (fields.spec.frames, fields.spec.grid) == (part.shape[1], part.shape[3:])
+    np.testing.assert_array_equal(fields.read([5, 2, 3]), part[[5, 2, 3]])
+    np.testing.assert_array_equal(fields.read([5], slice(1, 2)), part[[5], 1:2])
+    assert len(fields.coordinates[0]) == part.shape[3]
+
+
+def test_channels_of_the_flow_files(published):
+    assert open_file(published["cns2d"][0]).channels == ("density", "pressure", "Vx", "Vy")
+    assert open_file(published["ns2d"][0]).channels == ("Vx", "Vy", "particles")
+    assert open_file(published["cns3d"][0]).grid == (4, 6, 8)
+
+
+def test_large_reads_are_cut_and_still_exact(published, monkeypatch):
+    path, u = published["cns2d"]
+    monkeypatch.setattr("ups.data.pdebench.pieces", lambda *a: pieces(*a, limit=3 * 4 * 4 * 16 * 8))
+    np.testing.assert_array_equal(open_file(path).read(range(6)), u)
+
+
+def test_pieces_cover_everything_once_and_stay_below_the_limit():
+    for rows, frames, size, limit in ((10, 7, 8, 100), (10, 7, 8, 200), (3, 5, 50, 20)):
+        seen = np.zeros((rows, frames), int)
+        for i, k in pieces(rows, frames, size, limit):
+            seen[i, k] += 1
+            assert seen[i, k].size * size <= max(limit, size)
+        assert (seen == 1).all()
+
+
+def test_the_seam_tells_periodic_files_from_open_ones(tmp_path):
+    x = (np.arange(64) + 0.5) / 64
+    phase = np.random.default_rng(0).uniform(0, 6, (8, 3, 1))
+    for shape, name in ((np.sin(2 * np.pi * x + phase), "periodic"),
+                        (np.sin(4 * x + phase), "closed")):
+        path = tmp_path / f"{name}.hdf5"
+        by_hand.build("cns1d", path, samples=8, frames=3)
+        with h5py.File(path, "r+") as f:
+            for key in ("density", "pressure", "Vx"):
+                del f[key]
+                f[key] = shape.astype("f4")
+            del f["x-coordinate"]
+            f["x-coordinate"] = x
+        file = open_file(path)
+        assert file.boundary == name
+        ratio, = seam(file, range(8))
+        # By hand, from the same values: the jump between the ends over those between neighbours.
+        v = shape[:, -1]
+        jump = np.sqrt(np.mean((v[:, 0] - v[:, -1]) ** 2) / np.mean(np.diff(v) ** 2))
+        assert ratio == pytest.approx(jump, rel=1e-4)
+
+
+def test_bad_files_are_one_sentence(tmp_path):
+    def says(path, words):
+        with pytest.raises(UsageError, match=words):
+            open_file(path)
+
+    says(tmp_path / "none.hdf5", "no such file")
+    (tmp_path / "text.hdf5").write_text("not this" * 1000)
+    says(tmp_path / "text.hdf5", "not a readable HDF5")
+    whole = tmp_path / "whole.hdf5"
+    by_hand.build("burgers1d", whole)
+    (tmp_path / "cut.hdf5").write_bytes(whole.read_bytes()[:1500])
+    says(tmp_path / "cut.hdf5", "truncated HDF5")
+    with h5py.File(tmp_path / "other.hdf5", "w") as f:
+        f["images"] = np.zeros(3)
+    says(tmp_path / "other.hdf5", "unknown layout; looked for .*density.*0000/data.*found images")
+    by_hand.build("cns2d", tmp_path / "mach.hdf5")
+    with h5py.File(tmp_path / "mach.hdf5", "r+") as f:
+        del f.attrs["M"]
+    says(tmp_path / "mach.hdf5", "attribute M")

@@ -1,0 +1,100 @@
+"""Make, inspect and validate field files in the layouts of PDEBench.
+
+    python -m ups.data make burgers1d --preset small
+    python -m ups.data inspect data/1D_Burgers_Sols_Nu0.01.hdf5 --plot
+    python -m ups.data validate data/*.hdf5
+"""
+
+import argparse
+from pathlib import Path
+
+from ups.config import UsageError, command
+
+MAKE = """Solve a PDE and write the published layout of its task.
+
+    python -m ups.data make burgers1d                            seconds on two cores
+    python -m ups.data make burgers1d --nu 0.001 0.01 0.1        one file per value
+    python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data
+
+Run it again and it skips the files that are complete. Tasks: """
+INSPECT = """Say in words what a file holds, and how to train on it.
+
+    python -m ups.data inspect data/1D_Burgers_Sols_Nu0.01.hdf5 --plot burgers.png"""
+VALIDATE = """Read files whole and tell every fault in a sentence; exit code 1 if there is one.
+
+    python -m ups.data validate data/*.hdf5 data/*.h5"""
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                         **options)
+
+    def error(self, message):
+        raise UsageError(f"{message.rstrip('.')}. See --help.")
+
+
+def parser():
+    from ups.data.solvers import SOLVERS
+
+    top = Parser(prog="python -m ups.data", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="make|inspect|validate")
+    make = commands.add_parser("make", description=MAKE + " ".join(SOLVERS) + ".",
+                               help="solve and write", argument_default=argparse.SUPPRESS)
+    make.add_argument("task", help="see above")
+    make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
+    make.add_argument("--out", help="folder for the files [data]")
+    make.add_argument("--device", help="cpu or cuda; the GPU where there is one")
+    for name, text in (("samples", "trajectories"), ("grid", "points per axis"),
+                       ("frames", "stored times"), ("chunk", "samples solved at once"),
+                       ("seed", "of the initial conditions [0]")):
+        make.add_argument(f"--{name}", type=int, help=text)
+    make.add_argument("--t_end", type=float, help="last time")
+    make.add_argument("--target", choices=("steady", "slice"), help="darcy2d: which u")
+    owners = {}
+    for task, solver in SOLVERS.items():
+        for name in solver.PARAMS:
+            owners.setdefault(name, []).append(task)
+    for name, tasks in owners.items():
+        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
+
+    inspect = commands.add_parser("inspect", description=INSPECT, help="one file in words")
+    inspect.add_argument("file")
+    inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
+                         help="also draw a few trajectories [FILE with .png]")
+    validate = commands.add_parser("validate", description=VALIDATE, help="find faults")
+    validate.add_argument("files", nargs="+", metavar="FILE")
+    return top
+
+
+def main(argv=None):
+    args = vars(parser().parse_args(argv))
+    name = args.pop("command")
+    if name == "make":
+        from ups.data.make import make
+
+        for path in make(**args):
+            print(f"{path}: see python -m ups.data inspect {path}")
+    elif name == "inspect":
+        from ups.data.describe import describe, plot
+
+        try:
+            print(describe(args["file"]))
+            if args["plot"] is not None:
+                png = args["plot"] or Path(args["file"]).with_suffix(".png")
+                plot(args["file"], png)
+                print(f"Picture: {png}")
+        except OSError as error:
+            raise UsageError(f"{args['file']}: {error}; see python -m ups.data validate.") from None
+    else:
+        from ups.data.validate import validate
+
+        faults = validate(args["files"])
+        count = len(args["files"])
+        print("\n".join(faults) or f"{count} file{'s' * (count > 1)} read whole: no fault found.")
+        return 1 if faults else 0
+    return 0
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,133 @@
+"""`inspect`: one file in words, measured on at most 64 trajectories, and a picture of a few."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ups.config import UsageError
+from ups.data.fields import SPLITS, Fields
+from ups.data.pdebench import SEAM, open_file, pieces, seam
+from ups.data.tasks import TASKS
+
+
+def describe(path):
+    """Everything a reader needs to know of a file, as text."""
+    file = open_file(path)
+    task, steady = TASKS[file.task], TASKS[file.task].layout == "steady"
+    rows = np.unique(np.linspace(0, file.samples - 1, 64).astype(int))
+    lines = [("equation", task.pde),
+             ("parameters", ", ".join(f"{key} = {value:g}" for key, value in file.params.items())
+              or "none that differ between files"),
+             ("samples", f"{file.samples:,} trajectories of {', '.join(file.channels)}: "
+                         f"{_splits(file, task)}")]
+    if steady:
+        target = file.attributes.get("target", "slice, as published")
+        lines += [("time", f"none: a is given, u is the answer (target {target})")]
+    else:
+        start, stop = file.times[[0, -1]]
+        note = f"; training starts at frame {task.first_frame}" if task.first_frame else ""
+        lines += [("time", f"{file.frames} frames, t = {start:g} to {stop:g}, dt = "
+                           f"{(stop - start) / max(1, file.frames - 1):g}{note}")]
+    for axis, (lo, hi), n in zip(task.axes, file.domain, file.grid, strict=True):
+        lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), spacing {(hi - lo) / n:g}")]
+    lines += [("boundary", _boundary(file, task, rows))]
+    for name, text in zip(file.channels, _ranges(file, rows), strict=True):
+        lines += [(f"channel {name}", text)]
+
+    size = file.path.stat().st_size / 1e6
+    script = "train_steady.py" if steady else "train_operator.py"
+    return "\n".join([f"{file.path}: {file.task}, {size:,.1f} MB"]
+                     + [f"  {name:16s}{text}" for name, text in lines]
+                     + [f"Train on it: python {script} --tasks {file.task} --data {file.path} "
+                        f"--run runs/{file.task}"])
+
+
+def _splits(file, task):
+    try:
+        fields = Fields([file])
+        sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
+        return f"{sizes} (the {task.test} tenth)"
+    except UsageError as error:
+        return str(error)
+
+
+def _boundary(file, task, rows):
+    """The boundary that the layout implies, and what the values say of it."""
+    ratios = seam(file, rows)
+    shown = " and ".join(f"{r:.2f}" for r in ratios)
+    jumps = f"the jump across the seam is {shown} times the jumps inside"
+    apart = max(ratios) > SEAM
+    verdict = {("periodic", False): "as between neighbours", ("periodic", True): "NOT periodic",
+               ("closed", True): "the ends do not touch",
+               ("closed", False): "which alone could also be a period"}[file.boundary, apart]
+    return f"{file.boundary}; {jumps} along {' and '.join(task.axes)}, {verdict}"
+
+
+def _ranges(file, rows):
+    low, high, total, square, count = np.inf, -np.inf, 0.0, 0.0, 0
+    size = 4 * len(file.channels) * int(np.prod(file.grid))
+    for i, k in pieces(len(rows), file.frames, size):
+        u = file.read(rows[i], range(file.frames)[k])
+        axes = (0, 1, *range(3, u.ndim))
+        low, high = np.minimum(low, u.min(axes)), np.maximum(high, u.max(axes))
+        total, square = total + u.sum(axes, np.float64), square + np.square(u).sum(axes, np.float64)
+        count += u.size // u.shape[2]
+    std = np.sqrt(np.maximum(square / count - (total / count) ** 2, 0))
+    for stats in zip(low, high, total / count, std, strict=True):
+        text = "{:.4g} to {:.4g}, mean {:.4g}, std {:.4g}".format(*stats)
+        yield f"{text} (of {len(rows)} trajectories)"
+
+
+def plot(path, png):
+    """Write a picture of a few trajectories; the panels of a row share their colours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    file = open_file(path)
+    task, dim = TASKS[file.task], len(file.grid)
+    overview = dim == 1 or task.layout == "steady"  # one panel shows a whole trajectory
+    count = 4 if overview else max(1, 4 // len(file.channels))
+    rows = np.unique(np.linspace(0, file.samples - 1, count).astype(int))
+    first = 0 if overview else min(task.first_frame, file.frames - 1)
+    frames = np.unique(np.linspace(first, file.frames - 1, 5).astype(int))
+    panels = {}  # label of a row -> {title: image}
+    for row in rows:
+        for c, name in enumerate(file.channels):
+            if overview:
+                u = file.read([row])[0, :, c]
+                panels.setdefault(name, {})[f"sample {row}"] = u.T if dim == 1 else u[-1]
+                continue
+            u = [file.read([row], range(k, k + 1))[0, 0, c] for k in frames]
+            u = [v[..., v.shape[-1] // 2] if dim == 3 else v for v in u]  # the middle plane
+            panels[f"{name}, sample {row}"] = {f"t = {t:.3g}": v for t, v in
+                                               zip(file.times[frames], u, strict=True)}
+
+    columns = len(next(iter(panels.values())))
+    fig, axes = plt.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True,
+                             layout="compressed",
+                             figsize=(2.1 * columns + 1, 2.1 * len(panels) + 0.6))
+    for line, (label, images) in zip(axes, panels.items(), strict=True):
+        low, high = min(v.min() for v in images.values()), max(v.max() for v in images.values())
+        style = {"vmin": low, "vmax": high, "cmap": "viridis"}
+        if low < -0.1 * high and high > -0.1 * low:  # both signs: zero is white
+            style = {"vmin": -max(-low, high), "vmax": max(-low, high), "cmap": "RdBu_r"}
+        if dim == 1:
+            style |= {"extent": (*file.times[[0, -1]], *file.domain[0]), "aspect": "auto"}
+        for ax, (title, image) in zip(line, images.items(), strict=True):
+            shown = ax.imshow(image, origin="lower", interpolation="nearest", **style)
+            if line[0] is axes[0, 0]:
+                ax.set_title(title, fontsize=10)
+            if dim > 1:
+                ax.set(xticks=[], yticks=[])
+        line[0].set_ylabel("x" if dim == 1 else label)
+        fig.colorbar(shown, ax=line.tolist(), aspect=18, label=label if dim == 1 else "")
+    if dim == 1:
+        fig.supxlabel("t", fontsize=10)
+    fig.get_layout_engine().set(w_pad=0.08)
+    params = "".join(f", {key} = {value:g}" for key, value in file.params.items())
+    fig.suptitle(f"{file.task}{params}", fontsize=12)
+    Path(png).parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(png, dpi=130)
+    plt.close(fig)

@@ -1,0 +1,254 @@
+"""The eleven HDF5 layouts of PDEBench: told apart by content, read lazily, written for seven tasks.
+
+    flat     one data set per channel (N, T, *grid); `x-coordinate`, ..., `t-coordinate` (T or T+1);
+             parameters are attributes                       advection burgers reacdiff cns1d/2d/3d
+    steady   `nu` (N, n, n) is the coefficient a, `tensor` (N, 1, n, n) the solution u      darcy2d
+    groups   one group per sample, `0000/data` (T, *grid, C), `0000/grid/{x,y,t}`, YAML text in the
+             attribute `config`                                      diffsorp1d diffreact2d swe2d
+    last     `velocity` (N, T, n, n, 2), perhaps `particles` (N, T, n, n, 1), `t` (N, T), `force`
+             (N, n, n, 2), YAML text in `config`                                               ns2d
+
+Whatever the layout, a `File` reads as (n, T, C, *grid). A steady file has the two frames (a, 0) and
+(a, u). Test samples are the first or the last tenth, as published.
+"""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import yaml
+
+from ups.config import UsageError
+from ups.data.tasks import TASKS
+
+
+class UnknownLayout(UsageError):
+    """A sound HDF5 file that is none of the eleven."""
+
+
+LIMIT = 2**25  # bytes of one read: larger ones are cut by samples, then by frames
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, opened anew for every read: nothing to share between processes."""
+
+    path: Path
+    task: str
+    samples: int
+    frames: int
+    grid: tuple[int, ...]
+    channels: tuple[str, ...]
+    params: dict[str, float]
+    boundary: str
+    domain: tuple[tuple[float, float], ...]
+    attributes: dict = field(repr=False)
+    times: np.ndarray = field(repr=False)  # (T,)
+    axes: tuple[np.ndarray, ...] = field(repr=False)  # coordinates of every space axis
+    groups: tuple[str, ...] = field(repr=False)
+
+    def read(self, rows, frames=None, stride=1):
+        """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
+
+        Neighbouring samples are read in one piece, and pieces stay below LIMIT, so that the memory
+        taken is that of the result.
+        """
+        rows, frames = np.asarray(rows), range(self.frames) if frames is None else frames
+        grid = tuple(len(range(0, n, stride)) for n in self.grid)
+        out = np.empty((len(rows), len(frames), len(self.channels), *grid), np.float32)
+        order = np.argsort(rows, kind="stable")
+        runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1)
+        size = 4 * len(self.channels) * math.prod(grid) * stride  # of a frame, last axis unstrided
+        with h5py.File(self.path) as f:
+            for run in runs if len(rows) else ():
+                for i, k in pieces(len(run), len(frames), size):
+                    out[run[i], k] = self._block(f, rows[run[i]], frames[k], stride)
+        return out
+
+    def _block(self, f, rows, frames, stride):
+        """Consecutive rows. The fastest axis is read whole: a disk page holds it anyway."""
+        dim, layout = len(self.grid), TASKS[self.task].layout
+        part, every = slice(rows[0], rows[-1] + 1), (slice(None, None, stride),)
+        space = every * (dim - 1)  # what HDF5 strides over; numpy does the last axis
+        if layout == "steady":
+            a, u = f["nu"][(part, *space)], f["tensor"][(part, 0, *space)]
+            both = np.stack([np.stack([a, 0 * u], 1), np.stack([a, u], 1)], 1)
+            return both[:, frames.start:frames.stop:frames.step, ..., ::stride]
+        time = slice(frames.start, frames.stop, frames.step)
+        if layout == "flat":
+            names = ("tensor",) if "tensor" in f else self.channels
+            return np.stack([f[name][(part, time, *space)][..., ::stride] for name in names], 2)
+        if layout == "groups":
+            block = np.stack([f[self.groups[row]]["data"][(time, *space)] for row in rows])
+        else:
+            names = [name for name in ("velocity", "particles") if name in f]
+            block = np.concatenate([f[name][(part, time, *space)] for name in names], -1)
+        return np.moveaxis(block[..., ::stride, :], -1, 2)
+
+
+def pieces(rows, frames, size, limit=LIMIT):
+    """Cut rows x frames of `size` bytes each into (slice, slice) below the limit, rows first."""
+    step = max(1, limit // (size * max(frames, 1)))
+    span = frames if step > 1 else max(1, limit // size)
+    for i in range(0, rows, step):
+        for k in range(0, frames, span):
+            yield slice(i, min(i + step, rows)), slice(k, min(k + span, frames))
+
+
+def identify(path):
+    """The task whose layout a file has, by its keys, shapes and attributes."""
+    with _opened(path) as f:
+        return _identify(f, path)
+
+
+def open_file(path):
+    """Read the header of a file of any of the eleven layouts."""
+    with _opened(path) as f:
+        name = _identify(f, path)
+        task = TASKS[name]
+        groups = ()
+        if task.layout == "groups":
+            groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
+            samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
+        else:
+            main = next(f[key] for key in ("tensor", "density", "velocity") if key in f)
+            samples, frames, *grid = main.shape[:2 + len(task.axes)]
+        if task.layout == "steady":
+            frames, times = 2, np.arange(2.0)
+        else:
+            times = _coordinate(f, groups, "t")
+        if not samples or times is None or len(times) not in (frames, frames + 1):
+            raise UsageError(f"{path}: {samples} samples of {frames} frames need as many times, or "
+                             "one more, in `t-coordinate`, `t` or `grid/t`; the file is damaged.")
+
+        said = _said(f, groups)
+        params = {key: said.get(key.lower(), value) for key, value in task.params.items()}
+        for key, value in params.items():
+            if value is None:
+                raise UsageError(f"{path}: the attribute {key} of {name} is missing; set it with "
+                                 f"h5py: f.attrs['{key}'] = value.")
+            params[key] = float(value)
+        lo, hi = task.domain
+        axes = []
+        for axis, n in zip(task.axes, grid, strict=True):
+            x = _coordinate(f, groups, axis)
+            axes.append(lo + (np.arange(n) + 0.5) * (hi - lo) / n if x is None else x[:n])
+        domain = tuple(map(tuple, said.get("domain", map(_ends, axes))))
+        channels = task.channels + (("particles",) if "particles" in f else ())
+        attributes = {key: str(value) for key, value in sorted(f.attrs.items())}
+        file = File(Path(path), name, samples, frames, tuple(grid), channels, params,
+                    said.get("boundary", task.boundary), domain, attributes,
+                    times[:frames].astype(np.float64), tuple(axes), groups)
+    if file.boundary is None:
+        jump = max(seam(file, range(0, samples, 1 + samples // 32)))
+        file = replace(file, boundary="periodic" if jump < SEAM else "closed")
+    return file
+
+
+SEAM = 3.0  # a jump across the seam above three times the jumps inside is no periodic field
+
+
+def seam(file, rows):
+    """Rms jump across the ends of each space axis over the rms jump inside, at the last frame.
+
+    About 1 where the axis is periodic, large where the two ends do not know of each other. The last
+    frame, because there the equation has forgotten its start.
+    """
+    u = file.read(rows, range(file.frames - 1, file.frames))
+    u = u[np.isfinite(u).all(axis=tuple(range(1, u.ndim)))]
+    # All channels weigh the same.
+    u = u / (u.std(axis=(0, 1, *range(3, u.ndim)), keepdims=True) + 1e-30)
+    ratios = []
+    for axis in range(3, u.ndim):
+        v = np.moveaxis(u, axis, -1)
+        inside, across = np.square(np.diff(v)).mean(), np.square(v[..., 0] - v[..., -1]).mean()
+        ratios.append(float(np.sqrt(across / (inside + 1e-30))))
+    return ratios
+
+
+@contextmanager
+def _opened(path):
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file.")
+    if path.suffix == ".partial":
+        raise UsageError(f"{path}: left by a run that was stopped; make it again.")
+    try:
+        f = h5py.File(path)
+    except OSError as error:
+        if "truncated" in str(error):
+            raise UsageError(f"{path}: truncated HDF5, {path.stat().st_size:,} bytes are not the "
+                             "whole file; download or make it again.") from None
+        raise UsageError(f"{path}: not a readable HDF5 file ({error}).") from None
+    with f:
+        yield f
+
+
+_KEYS = ("tensor", "nu", "density", "pressure", "Vx", "Vy", "Vz", "velocity", "t")
+
+
+def _identify(f, path):
+    attributes = {key.lower() for key in f.attrs}
+    ndim = {key: f[key].ndim for key in _KEYS if isinstance(f.get(key), h5py.Dataset)}
+    if ndim.get("tensor") == 3:
+        for name, wanted in (("reacdiff1d", {"nu", "rho"}), ("burgers1d", {"nu"}),
+                             ("advection1d", {"beta"})):
+            if wanted <= attributes:
+                return name
+    if ndim.get("tensor") == 4 and ndim.get("nu") == 3:
+        return "darcy2d"
+    for name in ("cns1d", "cns2d", "cns3d"):
+        task = TASKS[name]  # a file of fewer axes may still carry Vz
+        if all(ndim.get(key) == 2 + len(task.axes) for key in task.channels):
+            return name
+    if ndim.get("velocity") == 5 and "t" in ndim:
+        return "ns2d"
+    group = next((f[key] for key in f if key.isdigit()), None)
+    if group is not None and "data" in group:
+        shape = group["data"].shape
+        for name in ("diffsorp1d", "diffreact2d", "swe2d"):
+            task = TASKS[name]
+            if len(shape) == 2 + len(task.axes) and shape[-1] == len(task.channels):
+                return name
+    raise UnknownLayout(
+        f"{path}: unknown layout; looked for `tensor` (N,T,x) with attribute beta, Nu or Nu and "
+        "rho, `tensor` with `nu` (Darcy), `density`, `pressure`, `Vx` (compressible flow), "
+        "`velocity` with `t` (incompressible flow) and groups `0000/data` (T,x,1), (T,y,x,1) or "
+        f"(T,y,x,2); found {', '.join(list(f)[:6]) or 'nothing'}.")
+
+
+def _coordinate(f, groups, axis):
+    for key in (f"{groups[0]}/grid/{axis}",) if groups else (f"{axis}-coordinate", axis):
+        if key in f:
+            return f[key][0] if f[key].ndim == 2 else f[key][:]  # `t` may be (N, T)
+
+
+def _ends(x):
+    """The domain, from cell centres; rounded, since they are stored in single precision."""
+    half = (x[-1] - x[0]) / max(len(x) - 1, 1) / 2
+    return round(float(x[0] - half), 5), round(float(x[-1] + half), 5)
+
+
+def _said(f, groups):
+    """What attributes and `config` texts say, by lower-case name without nesting."""
+    said = {}
+
+    def add(values):
+        for key, value in values.items():
+            if key == "config":
+                value = yaml.safe_load(value)
+            if isinstance(value, dict):
+                add(value)
+            else:
+                said[str(key).lower()] = value
+
+    add(dict(f.attrs))
+    if groups:
+        add(dict(f[groups[0]].attrs))
+    if said.get("boundary") not in ("periodic", "closed"):  # other writers mean other things
+        said.pop("boundary", None)
+        said.pop("domain", None)
+    return said
