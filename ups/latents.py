@@ -22,8 +22,6 @@ from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
 from ups.train.run import on_main
 
-FIT_FRAMES = 4096  # frames that the fit of a codec reads at a time
-
 
 @dataclasses.dataclass
 class TaskLatents:
@@ -68,23 +66,35 @@ class Latents:
         self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
 
 
-def open_latents(accelerator, cfg, split, length=1):
-    """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure."""
+def open_latents(accelerator, cfg, split, length=1, **codec):
+    """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure.
+
+    `codec` may override where a codec is and how it is fitted: `folder`, `components`.
+    """
     names = [task.split(":")[0] for task in cfg.tasks]
     if len(set(names)) < len(names):
         raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
                          "task as in burgers1d:nu=0.001,0.01.")
-    return Latents([_open_task(accelerator, cfg, task, split) for task in cfg.tasks], length)
+    tasks = [_open_task(accelerator, cfg, task, split, **codec) for task in cfg.tasks]
+    return Latents(tasks, length)
 
 
-def _open_task(accelerator, cfg, task, split):
+def _open_task(accelerator, cfg, task, split, folder=None, components=None):
     name = task.split(":")[0]
     strides = dict(stride_x=cfg.stride_x, stride_t=cfg.stride_t)
     on_main(accelerator, _make_data, task, cfg.data, strides)
     fields = open_fields(task, cfg.data, **strides)
-    folder = Path(cfg.run) / "codec" / name / "model"
-    on_main(accelerator, _make_codec, folder, cfg, fields)
+    kind = "patch" if folder else cfg.codec
+    folder = folder or Path(cfg.run) / "codec" / name / "model"
+    if not (folder / "config.json").exists() and kind != "patch":
+        raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
+                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks {task}`, "
+                         "or use --codec patch.")
+    on_main(accelerator, _fit_codec, folder, cfg, fields, components or cfg.components)
     codec, mark = load_codec(folder)
+    if codec.config["kind"] != kind:
+        raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec is {kind}; "
+                         "change --codec, or give another --run.")
     if codec.config["data"] != fields.digest:
         raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give "
                          "another --run, or put the data back.")
@@ -107,33 +117,30 @@ def _make_data(task, root, strides):
     ensure_fields(task, root, **strides).close()
 
 
-def _make_codec(folder, cfg, fields):
+def _fit_codec(folder, cfg, fields, components):
     if (folder / "config.json").exists():
         return
-    if cfg.codec != "patch":
-        raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
-                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks "
-                         f"{fields.spec.task}`, or use --codec patch.")
     spec = fields.spec
-    components = cfg.components if cfg.components in ("auto", "all") else int(cfg.components)
     try:
+        if components not in ("auto", "all"):
+            components = int(components)
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           task=spec.task, grid=spec.grid, channels=spec.channels,
                           boundary=spec.boundary, patch=cfg.patch, components=components,
-                          error=cfg.codec_error, offset=0.5 / cfg.stride_x)
+                          error=cfg.codec_error if components == "auto" else 0.0,
+                          offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"--patch {cfg.patch} --components {cfg.components}: {error}") from None
+        raise UsageError(f"--patch {cfg.patch} --components {components}: {error}") from None
     export_model(folder, codec.state_dict(), {**codec.config, "data": fields.digest})
 
 
 def frames_of(fields, split):
     """All frames of a split, (n, C, *grid) at a time, in an order that is always the same."""
-    for some in fields.split(split).split(max(1, FIT_FRAMES // fields.spec.frames)):
-        u = fields.read(some)
+    for u in fields.stream(fields.split(split)):
         if not u.isfinite().all():
             raise UsageError(f"{fields.spec.task}: NaN or Inf in the {split} split; "
                              "`python -m ups.data validate FILE` names the sample and frame.")
-        yield u.flatten(0, 1)
+        yield u
 
 
 def condition(params, width):

@@ -84,6 +84,49 @@ def _draw_2d(plt, spec, truth, fields, scores):
     return figure, axes[2, -1]
 
 
+def draw_codec(path, spec, u, grid, patch):
+    """Some fields (rows), what the two codecs make of them, and their errors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    u, grid, patch = (t[:, 0].float().cpu().numpy() for t in (u, grid, patch))
+    if u.ndim == 4:  # three space axes: the middle slice
+        u, grid, patch = (t[:, t.shape[1] // 2] for t in (u, grid, patch))
+    figure = plt.figure(figsize=(13, 2.8 * len(u)), layout="constrained")
+    axes = figure.subplots(len(u), 2 if u.ndim == 2 else 4, squeeze=False)
+    for row, (true, ours, plain) in enumerate(zip(u, grid, patch, strict=True)):
+        if u.ndim == 2:
+            x = np.linspace(*spec.domain[0], len(true), endpoint=False)
+            for values, style, label in ((true, "k-", "field"), (plain, "C1--", "patch codec"),
+                                         (ours, "C0:", "grid codec")):
+                axes[row, 0].plot(x, values, style, label=label)
+            axes[row, 1].plot(x, plain - true, "C1--", x, ours - true, "C0-")
+            for axis in axes[row]:
+                axis.grid(alpha=0.25)
+            continue
+        worst = max(np.abs(plain - true).max(), 1e-12)
+        panels = ((true, None, "viridis"), (ours, None, "viridis"),
+                  (ours - true, worst, "PuOr_r"), (plain - true, worst, "PuOr_r"))
+        for axis, (values, limit, colours) in zip(axes[row], panels, strict=True):
+            image = axis.imshow(values, origin="lower", cmap=colours,
+                                vmin=true.min() if limit is None else -limit,
+                                vmax=true.max() if limit is None else limit)
+            figure.colorbar(image, ax=axis)
+            axis.set_xticks([])
+            axis.set_yticks([])
+    titles = ("field and its reconstructions", "error")
+    if u.ndim == 3:
+        titles = ("field", "grid codec", "error of the grid codec", "error of the patch codec")
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title)
+    if u.ndim == 2:
+        axes[0, 0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def _error_curve(axis, spec, tables):
     steps = np.arange(1, tables["operator"].shape[1] + 1)
     for name, colour in (("persistence", "0.5"), ("operator", "C0"), ("codec", "C2")):

@@ -37,16 +37,17 @@ def is_out_of_memory(error):
 class Backward:
     """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
 
-    `loss(model, batch) -> (B,)` gives per-sample values. Every tensor of the batch but `mask` has
-    the rows first; what is not a tensor (`task`, `unroll`) is part of the computation's shape.
-    With `graphs`, forward and backward of a chunk are captured once for each shape and replayed.
+    `loss(model, batch) -> (B,)` gives per-sample values. Every tensor of the batch has the rows
+    first, but for the `shared` ones; what is not a tensor (`task`, `unroll`) is part of the shape
+    of the computation. With `graphs`, forward and backward of a chunk are captured once for each
+    shape and replayed.
     """
 
-    def __init__(self, run, model, loss, micro_batch=0, graphs=False):
+    def __init__(self, run, model, loss, micro_batch=0, graphs=False, shared=("mask",)):
         self.run, self.model, self.loss = run, model, loss
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.micro_batch = micro_batch
+        self.micro_batch, self.shared = micro_batch, shared
         self.splits = 0  # how often memory ran out so far
         self.graphs = {} if graphs and self.accelerator.device.type == "cuda" else None
         params = [p for p in model.parameters() if p.requires_grad]
@@ -97,7 +98,7 @@ class Backward:
                 p.grad = grad
             for start in range(0, rows, self.micro_batch):
                 chunk = {key: value[start : start + self.micro_batch]
-                         if torch.is_tensor(value) and key != "mask" else value
+                         if torch.is_tensor(value) and key not in self.shared else value
                          for key, value in batch.items() if key != "step"}
                 if self.graphs is None:
                     self._chunk(chunk, rows)

@@ -1,0 +1,186 @@
+"""How fast is a training step, and what do compile, graphs and bfloat16 change? One CUDA device.
+
+    python benchmarks/step.py [--task burgers1d --preset medium --steps 300]
+
+All speeds come from one process, side by side, on the same batches: the operator's own script loop
+in eager mode, with `--compile` without graphs, with graphs, and a bare loop (the same compiled
+model and fused AdamW, captured whole, its data on the device, nothing of `ups/train`). Then the
+gradients that graphs accumulate over micro-batches are compared with eager ones, and a roll-out of
+a trained model in bfloat16 with one in float32.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import train_operator as script  # noqa: E402
+from ups.data.make import make  # noqa: E402
+from ups.eval.rollout import predict  # noqa: E402
+from ups.latents import open_latents  # noqa: E402
+from ups.models.latent_operator import LatentOperator  # noqa: E402
+from ups.train.run import Run  # noqa: E402
+from ups.train.step import Backward  # noqa: E402
+
+
+def script_speed(cfg, graphs, steps):
+    """Steps per second of the real loop, after a warm-up of a third of the steps."""
+    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{cfg.compile}{graphs}", steps=steps + steps // 3)
+    stamps = {}
+
+    class Timed(Backward):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options | {"graphs": graphs})
+
+        def __call__(self, batch):
+            if batch["step"] in (steps // 3, cfg.steps - 1):
+                torch.cuda.synchronize()
+                stamps[batch["step"]] = time.perf_counter()
+            return super().__call__(batch)
+
+    original, script.Backward = script.Backward, Timed
+    quiet, script.finish_operator = script.finish_operator, lambda *args: None
+    try:
+        script.main([item for key, value in script_flags(cfg) for item in (f"--{key}", *value)])
+    finally:
+        script.Backward, script.finish_operator = original, quiet
+        AcceleratorState._reset_state(reset_partial_state=True)
+    (first, begin), (last, end) = sorted(stamps.items())
+    return (last - first) / (end - begin)
+
+
+def script_flags(cfg):
+    from ups.config import flat
+
+    for key, value in flat(cfg).items():
+        if isinstance(value, bool):
+            if value:
+                yield key, []
+        else:
+            yield key, [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def bare_speed(cfg, batch, spec, steps):
+    """The best a graph can do: forward, backward, clipping and AdamW in one replay."""
+    torch.manual_seed(0)
+    model = LatentOperator(cfg.model, [spec]).cuda()
+    model.compile(dynamic=False)
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW(params, cfg.lr, fused=True, capturable=True)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+
+    def step():
+        torch._foreach_zero_([p.grad for p in params])
+        script.operator_loss(model, batch).mean().backward()
+        torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for part in (steps // 3, steps):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(part):
+            graph.replay()
+        torch.cuda.synchronize()
+        speed = part / (time.perf_counter() - begin)
+    return speed
+
+
+def gradient_gap(run, cfg, batch, spec):
+    """Largest difference of accumulated gradients, graphs against eager, over the largest."""
+    torch.manual_seed(0)
+    model = LatentOperator(cfg.model, [spec]).cuda()
+    for p in model.parameters():  # the identity at the start has gradients in one layer only
+        p.data += 0.02 * torch.randn_like(p)
+    grads = {}
+    for graphs in (False, True):
+        if graphs:
+            model.compile(dynamic=False)
+        backward = Backward(run, model, script.operator_loss, cfg.batch_size // 4, graphs=graphs)
+        for _ in range(5):  # two warm-ups, a capture, two replays
+            backward(batch)
+        grads[graphs] = torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
+    return float((grads[True] - grads[False]).abs().max() / grads[False].abs().max())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="burgers1d")
+    parser.add_argument("--preset", default="medium")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--train_steps", type=int, default=4000, help="before the bf16 roll-out")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/step.py needs a CUDA device.")
+    folder = Path(tempfile.mkdtemp())
+    make(args.task, args.preset, folder / "data")
+    base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
+                         cache=str(folder / "cache"), tasks=(args.task,), unroll=1,
+                         batch_size=args.batch_size, log_every=50, eval_every=10**6,
+                         save_every=10**6, val_trajectories=2)
+
+    rows = {}
+    rows["eager"] = script_speed(base, False, args.steps)
+    fast = dataclasses.replace(base, compile=True)
+    rows["compiled"] = script_speed(fast, False, args.steps)
+    rows["compiled, graphs"] = script_speed(fast, True, args.steps)
+
+    trained = dataclasses.replace(base, run=str(folder / "trained"), compile=True, unroll=4,
+                                  steps=args.train_steps)
+    script.main([i for key, value in script_flags(trained) for i in (f"--{key}", *value)])
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+    run = Run(dataclasses.replace(base, run=str(folder / "bench")), "operator")
+    latents = open_latents(run.accelerator, base, "train", 1)
+    task, spec = latents.tasks[0], latents.tasks[0].spec
+    triples = [(0, row, (0, row * 7)) for row in range(args.batch_size)]
+    batch = latents.windows.__getitems__(triples)
+    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
+    batch |= {"unroll": 1, "start": batch["z"][:, 0]}
+    rows["bare graph"] = bare_speed(base, batch, spec, args.steps)
+    gap = gradient_gap(run, base, batch, spec)
+
+    from ups.train.checkpoint import load_model
+
+    _, tensors = load_model(folder / "trained" / "operator" / "model")
+    model = LatentOperator(base.model, [spec]).cuda()
+    model.load_state_dict(tensors, strict=False)
+    chosen = task.fields.split("test")
+    errors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
+            result = predict(run.accelerator, model, task, 0, chosen)
+        errors[dtype] = float(result["operator"].mean())
+
+    name = torch.cuda.get_device_name()
+    params = sum(p.numel() for p in model.parameters())
+    print(f"\n{args.task} {args.preset}, {params / 1e6:.2f} M parameters, batch {args.batch_size}, "
+          f"one step unrolled, {name}, torch {torch.__version__}")
+    print(f"{'':20}{'steps/s':>10}{'of bare':>10}")
+    for label, speed in rows.items():
+        print(f"{label:20}{speed:10.1f}{speed / rows['bare graph']:10.2f}")
+    print(f"accumulated gradients, graphs against eager: largest relative difference {gap:.1e}")
+    print(f"roll-out nRMSE after {args.train_steps} steps: float32 {errors[torch.float32]:.4f}, "
+          f"bfloat16 {errors[torch.bfloat16]:.4f}")
+    print(json.dumps({"steps_per_second": rows, "gradient_gap": gap}))
+
+
+if __name__ == "__main__":
+    main()

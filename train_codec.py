@@ -1,0 +1,140 @@
+"""Learn the codec  u -> z -> u  of one task: fields to latent tokens, back, and to any point.
+
+    accelerate launch train_codec.py                                              # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml train_codec.py --compile
+    accelerate launch --config_file accelerate_configs/2gpu.yaml train_codec.py --compile
+
+Run the same command again to resume. The other stages use it with `--codec grid` in the same run.
+Writes runs/NAME/codec/TASK/: metrics.jsonl, checkpoints/, model/ (best average by validation),
+test.json and codec.png.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import torch
+from torch.utils.data import DataLoader
+
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
+from ups.config import UsageError, command, parse
+from ups.eval.reconstruction import finish_codec, grid_points, measure_codec
+from ups.latents import frames_of, open_latents
+from ups.models.grid_codec import GridCodecConfig, codec_loss, fit_line, from_patch
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.step import Backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    # data
+    tasks: tuple[str, ...] = ("burgers1d",)  # one task: a codec belongs to one
+    stride_x: int = 1           # take every n-th grid point; any-point decoding is judged on all
+    stride_t: int = 1           # take every n-th frame
+    patch: int = 8              # grid points per token and axis
+    width: int = 2              # latent channels per token
+    cache_dtype: str = "float32"
+    # model
+    model: GridCodecConfig = GridCodecConfig()
+    # optimisation
+    steps: int = 2000           # optimizer steps
+    batch_size: int = 32        # global: the number of processes does not change it
+    lr: float = 2e-3
+    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    grad_clip: float = 1.0
+    ema: float = 0.999          # decay of the averaged weights
+    points: int = 64            # grid values that the any-point decoder is asked for in a step
+    point_weight: float = 0.3   # of their error in the loss
+    inverse_weight: float = 0.1  # of |E(D(z)) - z| in the loss
+    noise: float = 0.01         # on the latents that D must map to fields and E back
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.tasks) != 1:
+            raise UsageError(f"--tasks {' '.join(self.tasks)}: a codec belongs to one task; train "
+                             "them one after the other.")
+
+
+def prepared(batch, cfg, task, coordinates):
+    """Add the fields, and what is random in this step: query points and noise on the latents."""
+    z = batch["z"][:, batch["step"] % 2]  # either frame of the window
+    batch = {"u": task.codec.decode(z), "rows": batch["rows"], "step": batch["step"]}
+    batch["noise"] = cfg.noise * noise.normal(batch, cfg, (z.shape[1], cfg.width))
+    source = noise.generator(z.device, cfg.seed, batch["step"], stream=1)
+    batch["index"] = torch.randint(len(coordinates), (cfg.points,), device=z.device,
+                                   generator=source)
+    batch["points"] = coordinates[batch["index"]]
+    return batch
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    with Run(cfg, f"codec/{cfg.tasks[0].split(':')[0]}") as run:
+        if run.finished:
+            return
+        accelerator = run.accelerator
+
+        # data
+        latents = open_latents(accelerator, cfg, "train", folder=run.folder / "start",
+                               components="all")  # lossless tokens: fields, by memory map
+        task, = latents.tasks
+        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
+                            **run.loader_options())
+        codec = task.codec
+        coordinates = grid_points(codec.grid, codec.offset).to(accelerator.device)
+
+        # model
+        model = from_patch(task.codec, cfg.width, cfg.model).to(accelerator.device)
+        fit_line(model, lambda: (u.to(accelerator.device) for u in
+                                 itertools.islice(frames_of(task.fields, "train"), 16)))
+        if cfg.compile:
+            model.compile(dynamic=False)
+        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0, fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
+            (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
+
+        # prepare
+        model, optimizer, scheduler, loader = accelerator.prepare(
+            model, optimizer, scheduler, loader)
+        ema = EMA(model, cfg.ema)
+        weight = accelerator.unwrap_model(model).weight
+        backward = Backward(run, model, lambda model, batch: codec_loss(
+            model, batch | {"weight": weight}, cfg.point_weight, cfg.inverse_weight),
+            cfg.micro_batch, graphs=cfg.compile, shared=("index", "points"))
+        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+                   backward=backward, lineage=latents.lineage)
+
+        # train
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, task, coordinates))  # same outcome on every rank
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            optimizer.step()
+            scheduler.step()
+            ema.update(model)
+
+            if run.every(cfg.log_every):
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
+                         "train/lr": scheduler.get_last_lr()[0]})
+            if run.every(cfg.eval_every):
+                with ema.applied(model):
+                    codec = accelerator.unwrap_model(model)
+                    scores = {"val/nrmse": measure_codec(accelerator, codec, task.fields, "val")}
+                run.log(scores)
+                ema.keep_best(scores["val/nrmse"])
+            if run.every(cfg.save_every) or run.stopping:
+                run.save()
+
+        # export
+        with ema.applied(model, best=True):
+            codec = accelerator.unwrap_model(model)
+            run.export(model, codec.config | {"data": task.fields.digest})
+            finish_codec(run, codec, task)
+
+
+if __name__ == "__main__":
+    command(main)
