@@ -6,8 +6,10 @@ in one call and never copied before. Window w of a task starts at frame w % (T -
 w // (T - L); L = min(length, T - 1).
 """
 
+import math
+
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from ups.config import UsageError
 
@@ -44,7 +46,7 @@ class LatentWindows(Dataset):
         starts = cache.shape[1] - self.lengths[task]  # windows in a trajectory
         trajectory, start = windows // starts, windows % starts
         return {
-            "z": _pad(self._gather(task, trajectory, start).float(), len(self.masks[task])),
+            "z": self._gather(task, trajectory, start),
             "dt": torch.full((len(rows),), cache.dt),
             "cond": self.conds[task][trajectory],
             "mask": self.masks[task],
@@ -55,15 +57,33 @@ class LatentWindows(Dataset):
 
     def _gather(self, task, trajectory, start):
         """Read windows (B, L + 1, N, D) in the order asked for."""
-        views, (_, frames, tokens, width) = self.views[task], self.caches[task].shape
-        count = len(self.caches[task].z[0])  # trajectories in a shard
+        cache, views = self.caches[task], self.views[task]
+        _, frames, tokens, width = cache.shape
+        z = empty_batch(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))
+        plain = z.dtype == cache.z[0].dtype and z.shape[3] == width
+        out = z.flatten(1) if plain else None  # else by way of a copy
+        count = len(cache.z[0])  # trajectories in a shard
         rows = trajectory % count * frames + start
         if len(views) == 1:
-            z = views[0].index_select(0, rows)  # one copy per window, on several threads
+            read = torch.index_select(views[0], 0, rows, out=out)  # on several threads
         else:  # as fast on one thread, which is what a loader worker has
-            shards = (trajectory // count).tolist()
-            z = torch.stack([views[i][row] for i, row in zip(shards, rows.tolist(), strict=True)])
-        return z.view(len(rows), -1, tokens, width)
+            places = zip((trajectory // count).tolist(), rows.tolist(), strict=True)
+            read = torch.stack([views[shard][row] for shard, row in places], out=out)
+        if not plain:
+            z[..., :width] = read.view(*z.shape[:3], width)
+            z[..., width:] = 0
+        return z
+
+
+def empty_batch(*shape):
+    """A float32 tensor; in a loader worker it lies in shared memory, from where it is sent.
+
+    Otherwise the loader copies it there, and the heap of the worker grows by hundreds of MB.
+    """
+    if get_worker_info() is None:
+        return torch.empty(shape)
+    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))
+    return torch.empty(0).set_(storage, 0, shape)
 
 
 def _windows(cache, steps):
