@@ -1,0 +1,232 @@
+"""Fields to latent tokens and back: the interface, and the patch codec in closed form.
+
+A codec cuts the grid into patches; patch n of a field, normalised per channel, is x_n in R^K with
+K = channels * points of a patch. With the covariance of patches cov = V diag(s^2) V^T the patch
+codec keeps the leading D principal components at unit variance,
+
+    z_n = diag(1/s) V^T (x_n - center)          x_n = center + V diag(s) z_n + dropped components,
+
+so that |x - x'|^2 = sum_d s_d^2 |z_d - z'_d|^2: `weight` is s^2 scaled to mean 1.
+
+Points lie in [0, 1]^d of the domain; value i of n stands at (i + offset) / n: cell centres have
+offset 1/2, every fourth of them (stride 4) has offset 1/8.
+nRMSE is the mean over samples, frames and channels of |p - y|_2 / |y|_2, norms over space; a
+channel that is zero everywhere has no relative error and is left out.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class CodecSpec:
+    task: str
+    grid: tuple[int, ...]
+    tokens: tuple[int, int, int]  # token grid with leading 1s
+    channels: tuple[str, ...]
+    width: int  # D
+
+
+def build_codec(config: dict) -> "Codec":
+    """Rebuild a codec from its `config`; its weights come from `load_state_dict`."""
+    from ups.models.grid_codec import GridCodec  # it is built on this file
+
+    kinds = {"patch": PatchCodec, "grid": GridCodec}
+    if (kind := config.get("kind")) not in kinds:
+        raise ValueError(f"codec kind {kind!r} is unknown; it is one of {list(kinds)}.")
+    return kinds[kind](config)
+
+
+class Codec(nn.Module):
+    """u (B, C, *grid) -> encode -> z (B, N, D) -> decode -> u; decode_at reads u at any point.
+
+    `config` holds plain values: kind, task, grid, channels, boundary, patch, width, offset.
+    """
+
+    def __init__(self, config: dict):
+        super().__init__()
+        self.config = config
+        self.grid, self.patch = tuple(config["grid"]), patch_sizes(config["grid"], config["patch"])
+        self.periodic = {"periodic": True, "closed": False}[config["boundary"]]
+        self.offset = config["offset"]
+        self.tokens = tuple(n // p for n, p in zip(self.grid, self.patch, strict=True))
+        self.spec = CodecSpec(config["task"], self.grid, (1,) * (3 - len(self.grid)) + self.tokens,
+                              tuple(config["channels"]), config["width"])
+        self.register_buffer("weight", torch.ones(config["width"]))
+
+    def points(self, index: Tensor) -> Tensor:
+        """Where the grid values of flat index (P,) stand: (P, d), float64."""
+        axes = zip(torch.unravel_index(index, self.grid), self.grid, strict=True)
+        return torch.stack([(i.double() + self.offset) / n for i, n in axes], -1)
+
+    def decode_at(self, z: Tensor, points: Tensor) -> Tensor:
+        """Values (B, P, C) at points (P, d): the decoded grid, interpolated."""
+        return interpolate(self.decode(z), points, self.periodic, self.offset)
+
+
+class PatchCodec(Codec):
+    """Principal components of patches; exact inverse up to the dropped components."""
+
+    def __init__(self, config: dict):
+        super().__init__(config)
+        channels, width = len(self.spec.channels), config["width"]
+        total = channels * math.prod(self.patch)
+        for name, shape in {"mean": (channels,), "std": (channels,), "center": (total,),
+                            "basis": (total, width), "scale": (width,)}.items():
+            self.register_buffer(name, torch.ones(shape))
+
+    def encode(self, u: Tensor) -> Tensor:
+        with torch.autocast(u.device.type, enabled=False):  # bfloat16 would cost three digits
+            x = ((u.movedim(1, -1) - self.mean) / self.std).movedim(-1, 1)
+            return (to_patches(x, self.patch) - self.center) @ (self.basis / self.scale)
+
+    def decode(self, z: Tensor) -> Tensor:
+        with torch.autocast(z.device.type, enabled=False):
+            x = self.center + z.to(self.basis.dtype) @ (self.basis * self.scale).mT
+            u = from_patches(x, self.patch, self.tokens).movedim(1, -1)
+            return (u * self.std + self.mean).movedim(-1, 1)
+
+
+def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, components="auto",
+              error=1e-3, offset=0.5) -> PatchCodec:
+    """Fit a patch codec to `batches()`, an iterator over fields (B, C, *grid) of the train split.
+
+    One pass sums the first and second moments of patches in float64, whatever the batch size.
+    `components` is a number, "all", or "auto": the fewest with an nRMSE of at most `error` over
+    `val_batches()`. The nRMSE of every count from 0 to K stays in `codec.errors`.
+    """
+    patch = patch_sizes(grid, patch)
+    count, first, second = 0, 0, 0
+    for u in batches():
+        x = to_patches(u.double(), patch).flatten(0, 1)
+        count, first, second = count + len(x), first + x.sum(0), second + x.mT @ x
+        dtype = u.dtype
+    if not count:
+        raise ValueError("the train split is empty: there is nothing to fit a codec to.")
+    first, second = first.cpu() / count, second.cpu() / count
+
+    size = len(first) // len(channels)
+    mean = first.view(-1, size).mean(1)
+    std = (second.diagonal().view(-1, size).mean(1) - mean**2).clamp(min=0).sqrt()
+    std[std <= 1e-7 * mean.abs()] = 1.0  # a constant channel
+    wide = std.repeat_interleave(size)
+    variance, basis = torch.linalg.eigh((second - first.outer(first)) / wide.outer(wide))
+    variance, basis = variance.flip(0), basis.flip(1)
+    # A generic direction sets the sign; the largest entry of an antisymmetric component is a tie.
+    generic = torch.arange(1.0, len(basis) + 1, dtype=torch.float64).square().sin()
+    basis = basis * torch.where(generic @ basis < 0, -1.0, 1.0)
+    floor = max(1e-12 * variance[0].item(), 1e-60)  # rounding is not blown up to unit variance
+    scale = variance.clamp(min=floor).sqrt()
+
+    codec = PatchCodec(dict(kind="patch", task=task, grid=list(grid), channels=list(channels),
+                            boundary=boundary, patch=list(patch), width=len(basis), offset=offset))
+    center = (first - mean.repeat_interleave(size)) / wide
+    codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
+                                        weight=scale))
+    codec.errors = _errors(codec, val_batches())
+    named = {"auto": max(1, int((codec.errors <= error).nonzero()[0])), "all": len(basis)}
+    return truncate(codec, named.get(components, components)).to(dtype)
+
+
+def truncate(codec: PatchCodec, width: int) -> PatchCodec:
+    """Keep the leading `width` components."""
+    if not 1 <= width <= len(codec.scale):
+        raise ValueError(f"{width} components asked for; this codec has 1 to {len(codec.scale)}.")
+    short, scale = PatchCodec({**codec.config, "width": width}), codec.scale[:width]
+    short.to(scale.dtype).load_state_dict({**codec.state_dict(), "basis": codec.basis[:, :width],
+                                           "scale": scale, "weight": scale**2 / (scale**2).mean()})
+    short.errors = codec.errors
+    return short
+
+
+def _errors(codec: PatchCodec, batches) -> Tensor:
+    """nRMSE of keeping k = 0..K components, all in one pass.
+
+    Coefficients a (N, K) beyond k weigh sum_{i,j >= k} (a^T a)_ij (V_c^T V_c)_ij in channel c.
+    """
+    channels, total = len(codec.spec.channels), codec.config["width"]
+    overlap = codec.basis.view(channels, -1, total)
+    overlap = (overlap.mT @ overlap).triu()  # (C, K, K), upper triangle counts twice
+    overlap = 2 * overlap - torch.diag_embed(overlap.diagonal(dim1=1, dim2=2))
+    errors, count = torch.zeros(total + 1, dtype=torch.float64), 0
+    for batch in batches:
+        for u in batch.cpu().double().split(max(1, 2**22 // total**2)):
+            a = codec.encode(u) * codec.scale
+            rest = torch.einsum("bij,cij->bci", a.mT @ a, overlap)
+            rest = rest.flip(-1).cumsum(-1).flip(-1)  # from the end: nothing cancels
+            rest = F.pad(rest.clamp(min=0), (0, 1)).sqrt()  # (B, C, K + 1)
+            norm = u.flatten(2).norm(dim=2) / codec.std
+            errors += (rest[norm > 0] / norm[norm > 0][:, None]).sum(0)
+            count += int((norm > 0).sum())
+    return errors / max(count, 1)
+
+
+def relative_error(p: Tensor, y: Tensor) -> Tensor:
+    """nRMSE per sample (B,) of fields (B, C, *): the mean over the channels that are not zero."""
+    norm = y.flatten(2).norm(dim=2)
+    error = (p - y).flatten(2).norm(dim=2) / norm.clamp(min=torch.finfo(y.dtype).tiny)
+    return torch.where(norm > 0, error, 0).sum(1) / (norm > 0).sum(1).clamp(min=1)
+
+
+def patch_sizes(grid, patch) -> tuple[int, ...]:
+    """One patch size per axis (a single number holds for all); each must divide its axis."""
+    sizes = tuple(patch) if isinstance(patch, list | tuple) else (patch,) * len(grid)
+    for n, p in zip(grid, sizes, strict=True):
+        if p < 1 or n % p:
+            fits = [k for k in range(1, n + 1) if n % k == 0]
+            raise ValueError(f"patches of {p} do not divide an axis of {n}; these do: {fits}.")
+    return sizes
+
+
+def to_patches(u: Tensor, patch) -> Tensor:
+    """(B, C, *grid) -> (B, N, C * points of a patch)."""
+    for axis, p in enumerate(patch):
+        u = u.unflatten(2 + 2 * axis, (-1, p))
+    u = u.permute(0, *range(2, u.ndim, 2), 1, *range(3, u.ndim, 2))  # batch, tokens, channel, patch
+    return u.flatten(len(patch) + 1).flatten(1, len(patch))
+
+
+def from_patches(x: Tensor, patch, tokens) -> Tensor:
+    """The inverse of `to_patches`."""
+    d = len(patch)
+    x = x.unflatten(2, (-1, *patch)).unflatten(1, tokens)
+    x = x.permute(0, d + 1, *[i for axis in range(d) for i in (1 + axis, d + 2 + axis)])
+    return x.reshape(*x.shape[:2], *[t * p for t, p in zip(tokens, patch, strict=True)])
+
+
+def interpolate(u: Tensor, points: Tensor, periodic: bool, offset: float = 0.5,
+                fourier: bool | None = None) -> Tensor:
+    """Read u (B, C, *grid) at points (P, d) -> (B, P, C); Fourier where periodic, else linear."""
+    weights = [_axis_weights(x, n, offset, periodic, periodic if fourier is None else fourier)
+               for x, n in zip(points.double().unbind(1), u.shape[2:], strict=True)]
+    with torch.autocast(u.device.type, enabled=False):
+        v = torch.einsum("bc...i,pi->bpc...", u, weights.pop().to(u.dtype))
+        while weights:
+            v = torch.einsum("bpc...i,pi->bpc...", v, weights.pop().to(u.dtype))
+    return v
+
+
+def compare_at(codec: Codec, u: Tensor, points: Tensor, values: Tensor) -> dict[str, Tensor]:
+    """nRMSE (B,) at points with known `values` (B, P, C), beside interpolation of the true u."""
+    reads = {"codec": codec.decode_at(codec.encode(u), points)}
+    for name in ("linear", "fourier") if codec.periodic else ("linear",):
+        reads[name] = interpolate(u, points, codec.periodic, codec.offset, name == "fourier")
+    return {name: relative_error(read.mT, values.mT) for name, read in reads.items()}
+
+
+def _axis_weights(x: Tensor, n: int, offset: float, periodic: bool, fourier: bool) -> Tensor:
+    """How much each of n grid values counts at x (P,) -> (P, n); float64 for phases of 1000 rad."""
+    i = torch.arange(n, device=x.device, dtype=x.dtype)
+    t = x * n - offset  # in grid steps from value 0
+    if fourier:
+        k = torch.arange(1, n // 2 + 1, device=x.device, dtype=x.dtype)
+        at, of = 2 * math.pi * k * t[:, None] / n, 2 * math.pi * k[:, None] * i / n
+        twice = torch.where(2 * k == n, 1, 2)  # the Nyquist mode has no partner
+        return (1 + (at.cos() * twice) @ of.cos() + (at.sin() * twice) @ of.sin()) / n
+    distance = (t if periodic else t.clamp(0, n - 1))[:, None] - i
+    distance = (distance + n / 2) % n - n / 2 if periodic else distance
+    return (1 - distance.abs()).clamp(min=0)

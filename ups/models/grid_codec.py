@@ -1,0 +1,237 @@
+"""The learned codec: the patch codec plus what neighbouring patches know.
+
+With a = V^T (x - center) all K coefficients of a patch, s their standard deviations and s* that of
+the first one that is dropped, the codec of width D is
+
+    encode   z = bound(a_D / s_D + (s* / s_D) g(a))          a_D the first D coefficients
+    decode   a = [s_D y, 0] + s* f(y),  y = free(z)         x = center + V a
+    at x     u(x) = decoded grid, interpolated to x, + s* h(y, x)
+
+g, f: residual convolutions over the token grid, circular where the field is periodic, replicating
+where it is closed; h: attention from the Fourier-encoded place of x in its token to the tokens
+around it. All three start at zero, so the codec starts as the patch codec of the same width, and
+s* is the size of what there is to learn: it makes the first steps well scaled at any compression.
+
+bound(y) = y / sqrt(1 + (y/b)^2) keeps |z| < b whatever the field, and `free` undoes it exactly: a
+shock (|y| of 30 in late components) loses nothing, and ordinary values are left nearly alone.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ups.models.codec import Codec, PatchCodec, interpolate, relative_error, truncate
+
+
+@dataclass(frozen=True)
+class GridCodecConfig:
+    hidden: int = 96  # channels of the convolutions
+    depth: int = 3  # residual blocks in the encoder and in the decoder
+    heads: int = 4  # of the any-point decoder
+    frequencies: int = 4  # of the place inside a token
+    bound: float = 10.0  # |z| stays below
+
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def zero(layer: nn.Module) -> nn.Module:
+    nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Convolution(nn.Module):
+    """x + W2 gelu(W1 x), W1 over 3 tokens an axis; the second starts at zero."""
+
+    def __init__(self, dim: int, axes: int, mode: str):
+        super().__init__()
+        self.mix = CONV[axes](dim, 2 * dim, 3, padding=1, padding_mode=mode)
+        self.out = zero(CONV[axes](2 * dim, dim, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(F.gelu(self.mix(x)))
+
+
+class Context(nn.Module):
+    """Tokens (B, N, inputs) -> features (B, N, hidden), and outputs that are zero at first."""
+
+    def __init__(self, inputs: int, outputs: int, cfg: GridCodecConfig, tokens, periodic: bool):
+        super().__init__()
+        mode, axes = "circular" if periodic else "replicate", len(tokens)
+        self.tokens = tokens
+        blocks = [Convolution(cfg.hidden, axes, mode) for _ in range(cfg.depth)]
+        self.blocks = nn.Sequential(CONV[axes](inputs, cfg.hidden, 1), *blocks)
+        self.out = zero(nn.Linear(cfg.hidden, outputs))
+        self.line = zero(CONV[axes](inputs, outputs, 3, padding=1, padding_mode=mode))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.mT.unflatten(2, self.tokens)
+        features = self.blocks(x).flatten(2).mT
+        return features, self.out(features) + self.line(x).flatten(2).mT
+
+
+class AnyPoint(nn.Module):
+    """Attention from points (P, d) to the 3^d tokens around each -> (B, P, C).
+
+    The weight of a token falls to zero at the rim of the neighbourhood, so that values are
+    continuous where the nearest token changes.
+    """
+
+    def __init__(self, cfg: GridCodecConfig, codec: Codec):
+        super().__init__()
+        self.heads, self.periodic, self.offset = cfg.heads, codec.periodic, codec.offset
+        self.axes = list(zip(codec.grid, codec.patch, codec.tokens, strict=True))
+        dim, code = cfg.hidden, 2 * len(codec.grid) * cfg.frequencies
+        self.query = nn.Linear(code, dim)
+        self.place = nn.Linear(code, 3 * dim)
+        self.read = nn.Linear(dim, 2 * dim, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(),
+                                 zero(nn.Linear(2 * dim, len(codec.spec.channels))))
+        frequency = math.pi / 2 * torch.arange(1, cfg.frequencies + 1)
+        self.register_buffer("frequency", frequency, persistent=False)
+
+    def fourier(self, place: Tensor) -> Tensor:
+        angle = (place[..., None] * self.frequency).flatten(-2)
+        return torch.cat([angle.sin(), angle.cos()], -1)
+
+    def forward(self, features: Tensor, points: Tensor) -> Tensor:
+        index = torch.zeros(len(points), 1, dtype=torch.int64, device=points.device)
+        place = features.new_zeros(len(points), 1, 0)
+        for x, (n, p, t) in zip(points.unbind(1), self.axes, strict=True):
+            x = (x * n - self.offset + 0.5) / p  # in tokens; the first one covers [0, 1]
+            near = x.floor().long()[:, None] + torch.arange(-1, 2, device=x.device)
+            away = (x[:, None] - near - 0.5).to(place.dtype)  # in (-1.5, 1.5)
+            near = near % t if self.periodic else near.clamp(0, t - 1)
+            index = (index[:, :, None] * t + near[:, None]).flatten(1)  # (P, M)
+            away = away.repeat(1, place.shape[1])[..., None]
+            place = torch.cat([place.repeat_interleave(3, 1), away], -1)  # (P, M, d)
+
+        key, value = self.read(features)[:, index].chunk(2, -1)  # (B, P, M, dim)
+        to_key, gain, to_value = self.place(self.fourier(place)).chunk(3, -1)
+        key, value = key + to_key, value * (1 + gain) + to_value
+        # four times the place in the nearest token: periodic, so nothing jumps at its edge
+        query = self.query(self.fourier(4 * place[:, place.shape[1] // 2]))  # (P, dim)
+
+        heads = (self.heads, -1)
+        score = (query[:, None] * key).unflatten(-1, heads).sum(-1)  # (B, P, M, heads)
+        score = score / math.sqrt(query.shape[-1] / self.heads)
+        rim = (math.pi / 3 * place).cos().square().prod(-1, keepdim=True).clamp(min=1e-9)
+        share = (score + rim.log()).softmax(2)
+        return self.mlp((share[..., None] * value.unflatten(-1, heads)).sum(2).flatten(-2))
+
+
+class GridCodec(Codec):
+    """Patch codec with all components, and networks on its coefficients."""
+
+    def __init__(self, config: dict):
+        super().__init__(config)
+        cfg = GridCodecConfig(**{k: config[k] for k in GridCodecConfig.__dataclass_fields__})
+        width, total = config["width"], len(self.spec.channels) * math.prod(self.patch)
+        self.bound, self.first = cfg.bound, min(width, total - 1)  # the first dropped component
+        self.full = PatchCodec({**config, "kind": "patch", "width": total})
+        self.encoder = Context(total, width, cfg, self.tokens, self.periodic)
+        self.decoder = Context(width, total, cfg, self.tokens, self.periodic)
+        self.point = AnyPoint(cfg, self)
+
+    def encode(self, u: Tensor) -> Tensor:
+        width, scale, rest = self.spec.width, self.full.scale, self.full.scale[self.first]
+        a = self.full.encode(u) * (scale / scale.maximum(rest))
+        y = a[..., :width] + self.encoder(a)[1] * (rest / scale[:width])
+        return y / (1 + (y / self.bound).square()).sqrt()
+
+    def free(self, z: Tensor) -> Tensor:
+        """Undo the bound; a latent outside it, from an operator gone astray, stays finite."""
+        z = z.clamp(-0.999 * self.bound, 0.999 * self.bound)
+        return z / (1 - (z / self.bound).square()).sqrt()
+
+    def decode(self, z: Tensor) -> Tensor:
+        return self._decode(z)[1]
+
+    def decode_at(self, z: Tensor, points: Tensor) -> Tensor:
+        return self._read(*self._decode(z), points)
+
+    def _decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y, scale = self.free(z), self.full.scale
+        features, correction = self.decoder(y)
+        y = F.pad(y, (0, len(scale) - y.shape[-1]))
+        return features, self.full.decode(y + correction * (scale[self.first] / scale))
+
+    def _read(self, features: Tensor, u: Tensor, points: Tensor) -> Tensor:
+        size = self.full.scale[self.first] * self.full.std
+        smooth = interpolate(u, points, self.periodic, self.offset)
+        return smooth + size * self.point(features, points)
+
+    def forward(self, u: Tensor, index: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """D(E(u)), the any-point decoder's values (B, Q, C), and the error (B,) of E(D(z)) = z."""
+        z = self.encode(u)
+        features, u_hat = self._decode(z)
+        values = self._read(features, u_hat, self.points(index))
+        z = z.detach() + noise  # latents that an operator predicts are inverted too
+        loop = self.weight * (self.encode(self.decode(z)) - z).square()
+        size = (self.weight * z.square()).sum((1, 2))
+        return u_hat, values, (loop.sum((1, 2)) / size).clamp(min=1e-16).sqrt()
+
+
+def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec:
+    """The grid codec that equals `patch`, fitted with all components, cut to `width`."""
+    total, weight = len(patch.basis), truncate(patch, width).weight
+    if len(patch.scale) != total:
+        raise ValueError(f"the patch codec keeps {len(patch.scale)} of {total} components; a grid "
+                         'codec starts from one that was fitted with components="all".')
+    codec = GridCodec({**patch.config, "kind": "grid", "width": width, **asdict(cfg)})
+    codec.to(weight.dtype).full.load_state_dict(patch.state_dict())
+    codec.weight.copy_(weight)
+    return codec
+
+
+@torch.no_grad()
+def fit_line(codec: GridCodec, batches, noise: float = 3e-3) -> None:
+    """Set the decoder's linear part in closed form: the start that training improves on.
+
+    Least squares of s* f(y) = a - [s_D y, 0] over the tokens around each one, as if the latents
+    carried `noise`; a field counts by 1 / |u|, as in a relative error. Sums in float64.
+    """
+    line, full, gram, cross = codec.decoder.line, codec.full, 0, 0
+    axes, mode = len(codec.tokens), "circular" if codec.periodic else "replicate"
+    for u in batches():
+        z = codec.encode(u)
+        gap = (full.encode(u) - full.encode(codec.decode(z))) * full.scale / full.scale[codec.first]
+        near = F.pad(codec.free(z).mT.unflatten(2, codec.tokens), (1, 1) * axes, mode=mode)
+        for axis in range(axes):
+            near = near.unfold(2 + axis, 3, 1)
+        near = near.flatten(2 + axes).movedim(1, -2).flatten(-2).flatten(1, axes)  # (B, N, D 3^d)
+        near = F.pad(near, (0, 1), value=1.0)  # for the bias
+        size = (u.flatten(2).square().mean(2) / full.std**2).mean(1).sqrt() + 1e-3
+        x, y = ((t.double() / size[:, None, None]).flatten(0, 1) for t in (near, gap))
+        gram, cross = gram + x.mT @ x, cross + x.mT @ y
+    gram.diagonal()[:-1] += noise**2 * gram[-1, -1]
+    solution = torch.linalg.solve(gram, cross).to(line.weight.dtype)
+    line.weight += solution[:-1].mT.reshape(line.weight.shape)
+    line.bias += solution[-1]
+
+
+@torch.no_grad()
+def measure_weight(codec: GridCodec, u: Tensor, step: float = 1e-2) -> None:
+    """Set `weight` to what a small error in each latent channel does to the decoded field."""
+    z = codec.encode(u)
+    field, size = codec.decode(z), torch.zeros_like(codec.weight)
+    sign = torch.randint(0, 2, (*z.shape[:2], 1), generator=torch.Generator().manual_seed(0))
+    sign = 2 * sign.to(z) - 1  # tokens err independently
+    for d, unit in enumerate(torch.eye(len(size), device=z.device, dtype=z.dtype)):
+        change = (codec.decode(z + step * sign * unit) - field).movedim(1, -1)
+        size[d] = (change / codec.full.std).square().mean()
+    codec.weight.copy_(size / size.mean())
+
+
+def codec_loss(model, batch: dict, point: float = 0.3, inverse: float = 0.1) -> Tensor:
+    """Relative errors (B,) of D(E(u)) = u, of values at random points, and of E(D(z)) = z.
+
+    batch: u (B, C, *grid), index (Q,) of the grid values to query, noise (B, N, D) on the latents.
+    """
+    u = batch["u"]
+    u_hat, values, loop = model(u, batch["index"], batch["noise"])
+    queried = u.flatten(2)[..., batch["index"]]
+    return relative_error(u_hat, u) + point * relative_error(values.mT, queried) + inverse * loop
