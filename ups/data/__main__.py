@@ -79,13 +79,14 @@ def main(argv=None):
         from ups.data.describe import describe, plot
 
         try:
-            print(describe(args["file"]))
-            if args["plot"] is not None:
-                png = args["plot"] or Path(args["file"]).with_suffix(".png")
-                plot(args["file"], png)
-                print(f"Picture: {png}")
+            text = describe(args["file"])
         except OSError as error:
             raise UsageError(f"{args['file']}: {error}; see python -m ups.data validate.") from None
+        print(text)
+        if args["plot"] is not None:
+            png = args["plot"] or Path(args["file"]).with_suffix(".png")
+            plot(args["file"], png)
+            print(f"Picture: {png}")
     else:
         from ups.data.validate import validate
 
