@@ -119,27 +119,30 @@ class Backward:
         self.flat[-1] += loss.detach()
 
     def _replay(self, chunk, rows):
-        """Capture `_chunk` at the third call of a shape (two calls warm up), then replay it."""
+        """Two calls of a shape warm up, the third captures `_chunk`, every later one replays it.
+
+        All of them read the same buffers: a tensor of other strides would compile anew, which a
+        capture does not survive.
+        """
         tensors = {key: value for key, value in chunk.items() if torch.is_tensor(value)}
         shape = tuple((k, tuple(v.shape) if k in tensors else v) for k, v in sorted(chunk.items()))
-        entry = self.graphs.get(shape, 0)
-        if isinstance(entry, int) and entry < 2:
+        if shape not in self.graphs:
+            self.graphs[shape] = [0, None, {k: v.contiguous().clone() for k, v in tensors.items()}]
+        calls, graph, static = self.graphs[shape]
+        torch._foreach_copy_(list(static.values()), [tensors[key] for key in static])
+        if calls < 2:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._chunk(chunk, rows)
-            torch.cuda.current_stream().wait_stream(side)
-            self.graphs[shape] = entry + 1
-            return
-        if isinstance(entry, int):
-            static = {key: value.clone() for key, value in tensors.items()}
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
                 self._chunk(chunk | static, rows)
-            entry = self.graphs[shape] = (graph, static)
-        graph, static = entry
-        torch._foreach_copy_(list(static.values()), [tensors[key] for key in static])
-        graph.replay()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            if graph is None:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._chunk(chunk | static, rows)
+            graph.replay()
+        self.graphs[shape] = [calls + 1, graph, static]
 
     def _free(self):
         if self.graphs is not None:
