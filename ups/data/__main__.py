@@ -41,7 +41,7 @@ def parser():
     commands = top.add_subparsers(dest="command", required=True, metavar="make|inspect|validate")
     make = commands.add_parser("make", description=MAKE + " ".join(SOLVERS) + ".",
                                help="solve and write", argument_default=argparse.SUPPRESS)
-    make.add_argument("task", help="see above")
+    make.add_argument("task", help="one of those above")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", help="cpu or cuda; the GPU where there is one")
