@@ -158,23 +158,30 @@ def test_the_closed_form_line_beats_patch():
     u, test = shocks(256), shocks(64, seed=1)
     patch, codec = start(u, 2, 8)
     before = error(codec, test)
-    fit_line(codec, lambda: u.split(64))
+    fit_line(codec, lambda: u[64:].split(64), lambda: u[:64].split(64))
     assert abs(before / error(patch, test) - 1) < 1e-4
     assert error(codec, test) < before / 2
     one, many = start(u, 2, 8)[1], start(u, 2, 8)[1]
-    fit_line(one, lambda: u.split(256))
-    fit_line(many, lambda: u.split(37))
+    fit_line(one, lambda: u.split(256), lambda: u[:64].split(64))
+    fit_line(many, lambda: u.split(37), lambda: u[:64].split(5))
     a, b = one.decoder.line.weight, many.decoder.line.weight
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_line_that_does_not_hold_on_val_is_not_taken():
+    u = smooth(4, 1, (32,))
+    noise = torch.randn(64, 1, 32, dtype=u.dtype, generator=torch.Generator().manual_seed(5))
+    patch, codec = start(noise, 2, 4)
+    fit_line(codec, lambda: noise[:2].split(2), lambda: noise[2:].split(31))
+    assert error(codec, noise[2:]) < 1.01 * error(patch, noise[2:])
 
 
 def test_a_short_training_beats_patch():
     u, test = shocks(512, 128), shocks(64, 128, seed=1)
     patch, codec = start(u, 1, 8, cfg=GridCodecConfig(hidden=24, depth=2))
-    fit_line(codec, lambda: u.split(64))
+    fit_line(codec, lambda: u[64:].split(64), lambda: u[:64].split(64))
     line = error(codec, test)
-    train(codec, u, 120, 3e-3, batch=16)
-    print(line, error(codec, test), error(patch, test))
+    train(codec, u, 80, 4e-3, batch=16)
     assert error(codec, test) < 0.7 * line
     assert error(codec, test) < error(patch, test) / 4
     with torch.no_grad():
@@ -233,3 +240,11 @@ def test_a_truncated_patch_codec_is_refused():
     patch, _ = start(smooth(4, 1, (32,)), 2)
     with pytest.raises(ValueError, match='components="all"'):
         from_patch(patch, 2, SMALL)
+
+
+def test_a_training_step_is_one_graph():
+    u = smooth(2, 2, (16, 8))
+    codec = awake(start(u, 3, 4)[1])
+    batch = batch_of(codec, u)
+    whole = torch.compile(codec, backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(codec_loss(whole, batch), codec_loss(codec, batch))

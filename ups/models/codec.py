@@ -8,8 +8,6 @@ codec keeps the leading D principal components at unit variance,
 
 so that |x - x'|^2 = sum_d s_d^2 |z_d - z'_d|^2: `weight` is s^2 scaled to mean 1.
 
-Points lie in [0, 1]^d of the domain; value i of n stands at (i + offset) / n: cell centres have
-offset 1/2, every fourth of them (stride 4) has offset 1/8.
 nRMSE is the mean over samples, frames and channels of |p - y|_2 / |y|_2, norms over space; a
 channel that is zero everywhere has no relative error and is left out.
 """
@@ -20,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ups.models.any_point import interpolate
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class PatchCodec(Codec):
 
     def __init__(self, config: dict):
         super().__init__(config)
-        channels, width = len(self.spec.channels), config["width"]
+        channels, width = len(config["channels"]), config["width"]
         total = channels * math.prod(self.patch)
-        for name, shape in {"mean": (channels,), "std": (channels,), "center": (total,),
-                            "basis": (total, width), "scale": (width,)}.items():
+        for name, shape in {"mean": [channels], "std": [channels], "center": [total],
+                            "basis": [total, width], "scale": [width]}.items():
             self.register_buffer(name, torch.ones(shape))
 
     def encode(self, u: Tensor) -> Tensor:
@@ -108,8 +108,7 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
     if not count:
         raise ValueError("the train split is empty: there is nothing to fit a codec to.")
     first, second = first.cpu() / count, second.cpu() / count
-
-    size = len(first) // len(channels)
+    size = math.prod(patch)
     mean = first.view(-1, size).mean(1)
     std = (second.diagonal().view(-1, size).mean(1) - mean**2).clamp(min=0).sqrt()
     std[std <= 1e-7 * mean.abs()] = 1.0  # a constant channel
@@ -122,9 +121,9 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
     floor = max(1e-12 * variance[0].item(), 1e-60)  # rounding is not blown up to unit variance
     scale = variance.clamp(min=floor).sqrt()
 
+    center = (first - mean.repeat_interleave(size)) / wide
     codec = PatchCodec(dict(kind="patch", task=task, grid=list(grid), channels=list(channels),
                             boundary=boundary, patch=list(patch), width=len(basis), offset=offset))
-    center = (first - mean.repeat_interleave(size)) / wide
     codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
                                         weight=scale))
     codec.errors = _errors(codec, val_batches())
@@ -198,35 +197,9 @@ def from_patches(x: Tensor, patch, tokens) -> Tensor:
     return x.reshape(*x.shape[:2], *[t * p for t, p in zip(tokens, patch, strict=True)])
 
 
-def interpolate(u: Tensor, points: Tensor, periodic: bool, offset: float = 0.5,
-                fourier: bool | None = None) -> Tensor:
-    """Read u (B, C, *grid) at points (P, d) -> (B, P, C); Fourier where periodic, else linear."""
-    weights = [_axis_weights(x, n, offset, periodic, periodic if fourier is None else fourier)
-               for x, n in zip(points.double().unbind(1), u.shape[2:], strict=True)]
-    with torch.autocast(u.device.type, enabled=False):
-        v = torch.einsum("bc...i,pi->bpc...", u, weights.pop().to(u.dtype))
-        while weights:
-            v = torch.einsum("bpc...i,pi->bpc...", v, weights.pop().to(u.dtype))
-    return v
-
-
 def compare_at(codec: Codec, u: Tensor, points: Tensor, values: Tensor) -> dict[str, Tensor]:
     """nRMSE (B,) at points with known `values` (B, P, C), beside interpolation of the true u."""
     reads = {"codec": codec.decode_at(codec.encode(u), points)}
     for name in ("linear", "fourier") if codec.periodic else ("linear",):
         reads[name] = interpolate(u, points, codec.periodic, codec.offset, name == "fourier")
     return {name: relative_error(read.mT, values.mT) for name, read in reads.items()}
-
-
-def _axis_weights(x: Tensor, n: int, offset: float, periodic: bool, fourier: bool) -> Tensor:
-    """How much each of n grid values counts at x (P,) -> (P, n); float64 for phases of 1000 rad."""
-    i = torch.arange(n, device=x.device, dtype=x.dtype)
-    t = x * n - offset  # in grid steps from value 0
-    if fourier:
-        k = torch.arange(1, n // 2 + 1, device=x.device, dtype=x.dtype)
-        at, of = 2 * math.pi * k * t[:, None] / n, 2 * math.pi * k[:, None] * i / n
-        twice = torch.where(2 * k == n, 1, 2)  # the Nyquist mode has no partner
-        return (1 + (at.cos() * twice) @ of.cos() + (at.sin() * twice) @ of.sin()) / n
-    distance = (t if periodic else t.clamp(0, n - 1))[:, None] - i
-    distance = (distance + n / 2) % n - n / 2 if periodic else distance
-    return (1 - distance.abs()).clamp(min=0)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ups.models.codec import Codec, PatchCodec, interpolate, relative_error, truncate
+from ups.models.any_point import AnyPoint, interpolate, zero
+from ups.models.codec import Codec, PatchCodec, relative_error, truncate
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,6 @@ class GridCodecConfig:
 
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-
-def zero(layer: nn.Module) -> nn.Module:
-    nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Convolution(nn.Module):
@@ -73,56 +69,6 @@ class Context(nn.Module):
         return features, self.out(features) + self.line(x).flatten(2).mT
 
 
-class AnyPoint(nn.Module):
-    """Attention from points (P, d) to the 3^d tokens around each -> (B, P, C).
-
-    The weight of a token falls to zero at the rim of the neighbourhood, so that values are
-    continuous where the nearest token changes.
-    """
-
-    def __init__(self, cfg: GridCodecConfig, codec: Codec):
-        super().__init__()
-        self.heads, self.periodic, self.offset = cfg.heads, codec.periodic, codec.offset
-        self.axes = list(zip(codec.grid, codec.patch, codec.tokens, strict=True))
-        dim, code = cfg.hidden, 2 * len(codec.grid) * cfg.frequencies
-        self.query = nn.Linear(code, dim)
-        self.place = nn.Linear(code, 3 * dim)
-        self.read = nn.Linear(dim, 2 * dim, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(),
-                                 zero(nn.Linear(2 * dim, len(codec.spec.channels))))
-        frequency = math.pi / 2 * torch.arange(1, cfg.frequencies + 1)
-        self.register_buffer("frequency", frequency, persistent=False)
-
-    def fourier(self, place: Tensor) -> Tensor:
-        angle = (place[..., None] * self.frequency).flatten(-2)
-        return torch.cat([angle.sin(), angle.cos()], -1)
-
-    def forward(self, features: Tensor, points: Tensor) -> Tensor:
-        index = torch.zeros(len(points), 1, dtype=torch.int64, device=points.device)
-        place = features.new_zeros(len(points), 1, 0)
-        for x, (n, p, t) in zip(points.unbind(1), self.axes, strict=True):
-            x = (x * n - self.offset + 0.5) / p  # in tokens; the first one covers [0, 1]
-            near = x.floor().long()[:, None] + torch.arange(-1, 2, device=x.device)
-            away = (x[:, None] - near - 0.5).to(place.dtype)  # in (-1.5, 1.5)
-            near = near % t if self.periodic else near.clamp(0, t - 1)
-            index = (index[:, :, None] * t + near[:, None]).flatten(1)  # (P, M)
-            away = away.repeat(1, place.shape[1])[..., None]
-            place = torch.cat([place.repeat_interleave(3, 1), away], -1)  # (P, M, d)
-
-        key, value = self.read(features)[:, index].chunk(2, -1)  # (B, P, M, dim)
-        to_key, gain, to_value = self.place(self.fourier(place)).chunk(3, -1)
-        key, value = key + to_key, value * (1 + gain) + to_value
-        # four times the place in the nearest token: periodic, so nothing jumps at its edge
-        query = self.query(self.fourier(4 * place[:, place.shape[1] // 2]))  # (P, dim)
-
-        heads = (self.heads, -1)
-        score = (query[:, None] * key).unflatten(-1, heads).sum(-1)  # (B, P, M, heads)
-        score = score / math.sqrt(query.shape[-1] / self.heads)
-        rim = (math.pi / 3 * place).cos().square().prod(-1, keepdim=True).clamp(min=1e-9)
-        share = (score + rim.log()).softmax(2)
-        return self.mlp((share[..., None] * value.unflatten(-1, heads)).sum(2).flatten(-2))
-
-
 class GridCodec(Codec):
     """Patch codec with all components, and networks on its coefficients."""
 
@@ -134,7 +80,7 @@ class GridCodec(Codec):
         self.full = PatchCodec({**config, "kind": "patch", "width": total})
         self.encoder = Context(total, width, cfg, self.tokens, self.periodic)
         self.decoder = Context(width, total, cfg, self.tokens, self.periodic)
-        self.point = AnyPoint(cfg, self)
+        self.point = AnyPoint(cfg.hidden, cfg.heads, cfg.frequencies, self)
 
     def encode(self, u: Tensor) -> Tensor:
         width, scale, rest = self.spec.width, self.full.scale, self.full.scale[self.first]
@@ -188,18 +134,32 @@ def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec
 
 
 @torch.no_grad()
-def fit_line(codec: GridCodec, batches, noise: float = 3e-3) -> None:
+def fit_line(codec: GridCodec, batches, val_batches) -> None:
     """Set the decoder's linear part in closed form: the start that training improves on.
 
-    Least squares of s* f(y) = a - [s_D y, 0] over the tokens around each one, as if the latents
-    carried `noise`; a field counts by 1 / |u|, as in a relative error. Sums in float64.
+    Least squares of s* f(y) = a - [s_D y, 0] over the tokens around each one, a field counting by
+    1 / |u| as in a relative error; of a few ridges, and no line at all, the best on val is taken.
     """
-    line, full, gram, cross = codec.decoder.line, codec.full, 0, 0
-    axes, mode = len(codec.tokens), "circular" if codec.periodic else "replicate"
-    for u in batches():
+    (gram, cross), (val_gram, val_cross) = (_normal(codec, b()) for b in (batches, val_batches))
+    best, solution = 0.0, torch.zeros_like(cross)
+    for noise in (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3):  # as if the latents carried it
+        ridge = noise**2 * gram[-1, -1] * torch.ones_like(gram[0])
+        line = torch.linalg.solve(gram + ridge.diag(), cross)
+        loss = (line * (val_gram @ line - 2 * val_cross)).sum().item()
+        best, solution = min((best, solution), (loss, line), key=lambda pair: pair[0])
+    line = codec.decoder.line
+    line.weight += solution[:-1].mT.reshape(line.weight.shape).to(line.weight)
+    line.bias += solution[-1].to(line.bias)
+
+
+def _normal(codec: GridCodec, batches) -> tuple[Tensor, Tensor]:
+    """The sums of least squares, in float64: what the decoder misses on the 3^d tokens around."""
+    axes, full, gram, cross = len(codec.tokens), codec.full, 0, 0
+    for u in batches:
         z = codec.encode(u)
         gap = (full.encode(u) - full.encode(codec.decode(z))) * full.scale / full.scale[codec.first]
-        near = F.pad(codec.free(z).mT.unflatten(2, codec.tokens), (1, 1) * axes, mode=mode)
+        near = F.pad(codec.free(z).mT.unflatten(2, codec.tokens), (1, 1) * axes,
+                     mode="circular" if codec.periodic else "replicate")
         for axis in range(axes):
             near = near.unfold(2 + axis, 3, 1)
         near = near.flatten(2 + axes).movedim(1, -2).flatten(-2).flatten(1, axes)  # (B, N, D 3^d)
@@ -207,10 +167,7 @@ def fit_line(codec: GridCodec, batches, noise: float = 3e-3) -> None:
         size = (u.flatten(2).square().mean(2) / full.std**2).mean(1).sqrt() + 1e-3
         x, y = ((t.double() / size[:, None, None]).flatten(0, 1) for t in (near, gap))
         gram, cross = gram + x.mT @ x, cross + x.mT @ y
-    gram.diagonal()[:-1] += noise**2 * gram[-1, -1]
-    solution = torch.linalg.solve(gram, cross).to(line.weight.dtype)
-    line.weight += solution[:-1].mT.reshape(line.weight.shape)
-    line.bias += solution[-1]
+    return gram, cross
 
 
 @torch.no_grad()
