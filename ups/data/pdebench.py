@@ -108,8 +108,7 @@ def open_file(path):
     """Read the header of a file of any of the eleven layouts."""
     with _opened(path) as f:
         name = _identify(f, path)
-        task = TASKS[name]
-        groups = ()
+        task, groups = TASKS[name], ()
         if task.layout == "groups":
             groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
             samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
@@ -131,8 +130,7 @@ def open_file(path):
                 raise UsageError(f"{path}: the attribute {key} of {name} is missing; set it with "
                                  f"h5py: f.attrs['{key}'] = value.")
             params[key] = float(value)
-        lo, hi = task.domain
-        axes = []
+        (lo, hi), axes = task.domain, []
         for axis, n in zip(task.axes, grid, strict=True):
             x = _coordinate(f, groups, axis)
             axes.append(lo + (np.arange(n) + 0.5) * (hi - lo) / n if x is None else x[:n])
@@ -154,12 +152,10 @@ SEAM = 3.0  # a jump across the seam above three times the jumps inside is no pe
 def seam(file, rows):
     """Rms jump across the ends of each space axis over the rms jump inside, at the last frame.
 
-    About 1 where the axis is periodic, large where the two ends do not know of each other. The last
-    frame, because there the equation has forgotten its start.
+    About 1 where the axis is periodic, large where the two ends do not know of each other.
     """
     u = file.read(rows, range(file.frames - 1, file.frames))
     u = u[np.isfinite(u).all(axis=tuple(range(1, u.ndim)))]
-    # All channels weigh the same.
     u = u / (u.std(axis=(0, 1, *range(3, u.ndim)), keepdims=True) + 1e-30)
     ratios = []
     for axis in range(3, u.ndim):
