@@ -72,7 +72,8 @@ def operator_loss(model, batch):
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         error = (mask * (z_hat - z[:, i]) ** 2).sum((1, 2))
-        loss = loss + (error / (mask * z[:, i] ** 2).sum((1, 2))).sqrt()
+        size = (mask * z[:, i] ** 2).sum((1, 2))
+        loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
     return loss / batch["unroll"]
 
 

@@ -1,0 +1,164 @@
+"""The main script on tiny data: from nothing to a table, one and two processes, wrong use."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import pytest
+import torch
+from launching import ROOT, launch
+
+import train_operator as script
+from ups.config import UsageError
+from ups.data.make import make
+from ups.latents import load_codec, shifted
+
+TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
+        "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
+        "--model.modes", "4", "--val_trajectories", "4"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Tiny files of four tasks; burgers1d with two viscosities."""
+    folder = tmp_path_factory.mktemp("data")
+    make("burgers1d", out=folder, samples=40, grid=32, frames=9, nu=[0.01, 0.1])
+    make("advection1d", out=folder, samples=40, grid=32, frames=7)
+    make("darcy2d", out=folder, samples=40, grid=16)
+    make("diffreact2d", out=folder, samples=40, grid=16, frames=14, t_end=1.0)
+    return folder
+
+
+def flags(tmp_path, data, *more):
+    return ["--run", str(tmp_path / "run"), "--data", str(data), "--cache",
+            str(tmp_path / "cache"), *TINY, *map(str, more)]
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "operator" / "metrics.jsonl").read_text().splitlines())
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, monkeypatch):
+    real = script.open_latents
+
+    def small(accelerator, cfg, *args):  # the default data, but fewer of them
+        make("burgers1d", out=cfg.data, samples=40, grid=32, frames=9)
+        return real(accelerator, cfg, *args)
+
+    monkeypatch.setattr(script, "open_latents", small)
+    script.main(flags(tmp_path, tmp_path / "data", "--steps", 60))
+    shown = capsys.readouterr().out
+    assert "step 1" in shown and "step 5" in shown and "step 10" not in shown
+    assert "persistence" in shown and "codec floor" in shown and "physical units" in shown
+    stage = tmp_path / "run" / "operator"
+    test = json.loads((stage / "test.json").read_text())
+    result = test["tasks"]["burgers1d"]
+    assert "first frame is not counted" in test["definition"]
+    assert result["trajectories"] == 4 and 0 < result["nrmse_rollout"]["codec"] <= 1e-3
+    assert result["nrmse_rollout"]["operator"] < result["nrmse_rollout"]["persistence"]
+    assert (stage / "rollout.png").stat().st_size > 20_000
+    assert json.loads((stage / "exit.json").read_text())["status"] == "done"
+    before = {p: p.read_bytes() for p in stage.rglob("*") if p.is_file() and p.name != ".lock"}
+    script.main(flags(tmp_path, tmp_path / "data", "--steps", 60))
+    assert "is finished (step 60)" in capsys.readouterr().out
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_two_processes_give_the_same_curve(tmp_path, data):
+    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "--noise", "0.05", "--shift"]
+    script.main(alone)
+    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
+    done = launch(ROOT / "train_operator.py", *two)
+    assert done.returncode == 0, done.stderr
+    one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
+    assert len(one) == len(both) == 12
+    assert max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
+    a, b = (json.loads((tmp_path / n / "operator" / "test.json").read_text())["tasks"]["burgers1d"]
+            for n in ("run", "two"))
+    assert a["trajectories"] == b["trajectories"] == 8  # four samples of two files
+    assert a["nrmse_rollout"]["operator"] == pytest.approx(b["nrmse_rollout"]["operator"], rel=1e-3)
+
+
+def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
+    tasks = ["burgers1d:nu=0.01,0.1", "advection1d", "darcy2d", "diffreact2d"]
+    script.main([*flags(tmp_path, data), "--tasks", *tasks])
+    stage = tmp_path / "run" / "operator"
+    test = json.loads((stage / "test.json").read_text())["tasks"]
+    assert set(test) == {"burgers1d", "advection1d", "darcy2d", "diffreact2d"}
+    assert test["darcy2d"]["leads"] == [1] and test["burgers1d"]["trajectories"] == 8
+    scores = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in scores if "val/nrmse_rollout" in line][-1]
+    mean = sum(last[f"val/{task}/nrmse_rollout"] for task in test) / 4
+    assert last["val/nrmse_rollout"] == pytest.approx(mean)
+    config = json.loads((stage / "model" / "config.json").read_text())
+    names = [task["params"] for task in config["tasks"]]
+    assert names == [["nu"], ["beta"], ["beta"], ["Du", "Dv", "k"]]
+    assert all((stage / f"rollout_{task}.png").exists() for task in test)
+
+
+def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
+    script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--components", "all",
+                 "--steps", "1"])
+    codec, _ = load_codec(tmp_path / "run" / "codec" / "advection1d" / "model")
+    u = torch.randn(3, 2, 1, 32)
+    moves = torch.tensor([[0], [5], [31]])
+    z = codec.encode(u.flatten(0, 1)).unflatten(0, (3, 2))
+    expected = torch.stack([u[i].roll(int(moves[i]), -1) for i in range(3)])
+    got = codec.decode(shifted(codec, z, moves).flatten(0, 1)).unflatten(0, (3, 2))
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--tasks", "burgers2d"], "burgers2d"),
+    (["--tasks", "burgers1d:nu=7"], "nu"),
+    (["--tasks", "burgers1d", "burgers1d"], "twice"),
+    (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
+    (["--codec", "grid"], "there is no learned codec yet"),
+    (["--model.body", "mamba"], "mamba"),
+    (["--components", "99"], "99"),
+    (["--steps", "0"], "--steps must be at least 1"),
+    (["--stride_x", "5"], "stride_x 5 does not divide"),
+    (["--cache_dtype", "int8"], "--cache_dtype int8"),
+])
+def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
+    if "nu=7" in more[1]:
+        more = [*more, "--data", str(data / "1D_Burgers_Sols_Nu0.1.hdf5")]
+    with pytest.raises(UsageError) as caught:
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", *more])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "operator" / "exit.json").exists()
+
+
+def test_nan_in_the_data_is_named(tmp_path, data):
+    shutil.copytree(data, tmp_path / "data")
+    path = next(Path(tmp_path / "data").glob("1D_Burgers*Nu0.01*"))
+    with h5py.File(path, "r+") as file:
+        file["tensor"][20, 3, 5] = float("nan")
+    with pytest.raises(UsageError, match="NaN or Inf.*ups.data validate"):
+        script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "burgers1d:nu=0.01"])
+
+
+def test_other_data_under_an_old_run_is_refused(tmp_path, data):
+    script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.01", "--steps", "1"])
+    (tmp_path / "run" / "operator" / "exit.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "operator")
+    with pytest.raises(UsageError, match="was made for other data"):
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.1", "--steps", "1"])
+
+
+def test_a_step_that_diverges_ends_the_run_with_its_number(tmp_path, data):
+    with pytest.raises(FloatingPointError, match="at step .*lower --lr"):
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--lr", "1e30",
+                     "--grad_clip", "1e30", "--warmup", "1"])
+    end = json.loads((tmp_path / "run" / "operator" / "exit.json").read_text())
+    assert end["status"] == "failed" and "the loss is nan" in end["reason"]
+
+
+def test_fp16_is_refused(tmp_path, data):
+    refused = launch(ROOT / "train_operator.py", *flags(tmp_path, data),
+                     launch=["--mixed_precision", "fp16"], processes=1)
+    assert refused.returncode != 0
+    assert "mixed_precision fp16 is not supported" in refused.stderr
+    assert not (tmp_path / "run").exists()
