@@ -44,7 +44,7 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
     real = script.open_latents
 
     def small(accelerator, cfg, *args):  # the default data, but fewer of them
-        make("burgers1d", out=cfg.data, samples=40, grid=32, frames=9)
+        make("burgers1d", out=cfg.data, samples=40, grid=32, frames=9, t_end=0.4)
         return real(accelerator, cfg, *args)
 
     monkeypatch.setattr(script, "open_latents", small)
