@@ -159,6 +159,8 @@ def test_patches_that_do_not_divide_are_refused():
         fit(smooth(2, 1, (32,)), patch=5)
     with pytest.raises(ValueError, match="1 to 4"):
         fit(smooth(2, 1, (32,)), patch=4, components=9)
+    with pytest.raises(ValueError, match="val split is empty"):
+        fit(smooth(2, 1, (32,)), val=torch.zeros(0, 1, 32))
     with pytest.raises(ValueError, match="unknown"):
         build_codec({"kind": "wavelet"})
 

@@ -161,7 +161,9 @@ def _errors(codec: PatchCodec, batches) -> Tensor:
             norm = u.flatten(2).norm(dim=2) / codec.std
             errors += (rest[norm > 0] / norm[norm > 0][:, None]).sum(0)
             count += int((norm > 0).sum())
-    return errors / max(count, 1)
+    if not count:
+        raise ValueError("the val split is empty: there is nothing to judge a codec by.")
+    return errors / count
 
 
 def relative_error(p: Tensor, y: Tensor) -> Tensor:
