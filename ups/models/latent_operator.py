@@ -12,6 +12,7 @@ Fourier and plain commute with any circular shift of a periodic grid by whole to
 shifts by multiples of 2**levels * window tokens, the period of its coarsest windows.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class OperatorConfig:
     dim: int = 64           # width of the residual stream
     depth: int = 4          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
-    modes: int = 16         # fourier: wave numbers kept per axis; plain: highest rotary frequency
+    modes: int = 8          # fourier: wave numbers kept along each axis
     kernel: int = 5         # fourier: tokens of the local convolution along each axis
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
@@ -101,27 +102,25 @@ class TokenBody(nn.Module):
         self.levels = [min(s, stages - 1 - s) for s in range(stages)]
         counts = [config.depth // stages + (abs(s - levels) < config.depth % stages)
                   for s in range(stages)]
+        index = itertools.count()
         self.stages = nn.ModuleList(
-            nn.ModuleList(self._block(dim << level, i) for i in range(count))
+            nn.ModuleList(self._block(dim << level, next(index)) for _ in range(count))
             for level, count in zip(self.levels, counts, strict=True))
         self.merge = nn.ParameterList(
-            torch.randn(2, 2, 2, dim << s, dim << s + 1) / math.sqrt(dim << s + len(self.axes))
+            torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + len(self.axes))
             for s in range(levels))
         self.split = nn.ParameterList(
-            torch.randn(2, 2, 2, dim << s, dim << s + 1) / math.sqrt(dim << s + 1)
+            torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + 1)
             for s in range(levels))
 
         self.known = {}  # (tokens, periodic) -> names of the buffers, level by level
         for task in self.tasks:
             grid = (tuple(task.tokens), task.periodic)
-            prefix = f"grid{len(self.known)}"
-            if grid in self.known:
-                continue
-            tables = self._tables(*grid)
-            self.known[grid] = [[f"{prefix}_{i}_{j}" for j in range(len(row))]
-                                for i, row in enumerate(tables)]
-            for names, row in zip(self.known[grid], tables, strict=True):
-                for name, table in zip(names, row, strict=True):
+            if grid not in self.known:
+                tables, g = self._tables(*grid), len(self.known)
+                self.known[grid] = [[f"grid{g}_{i}_{j}" for j in range(len(row))]
+                                    for i, row in enumerate(tables)]
+                for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
                     self.register_buffer(name, table.float(), persistent=False)
 
     def _block(self, dim, i):
@@ -129,7 +128,8 @@ class TokenBody(nn.Module):
         if c.body == "fourier":
             mixer = FourierMixer(dim, self.axes, c.modes, c.kernel)
         elif c.body == "plain":
-            mixer = RotaryAttention(dim, self.axes, c.heads, c.modes)
+            highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
+            mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
         return Block(dim, c.dim, mixer, c.mlp_ratio)
@@ -143,10 +143,10 @@ class TokenBody(nn.Module):
         (walls,), *tables = self._lookup(tokens, spec.periodic, x)
         grids = [Grid(spec.periodic, tuple(row)) for row in tables]
 
-        slots = [cond[:, spec.params.index(name)] if name in spec.params else 0 * scalars[:, 0]
-                 for name in self.names]
-        closed = torch.full_like(scalars[:, :1], 0.0 if spec.periodic else 1.0)
-        features = torch.cat([scalars, closed, *[slot[:, None] for slot in slots]], -1)
+        closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
+        slots = [cond[:, spec.params.index(name)] if name in spec.params
+                 else torch.zeros_like(closed) for name in self.names]
+        features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
         c = self.condition(features) + self.task[task]
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
@@ -197,13 +197,13 @@ def _merge(x, weight):
     f = [min(n, 2) for n in x.shape[1:4]]
     x = x.unflatten(3, (-1, f[2])).unflatten(2, (-1, f[1])).unflatten(1, (-1, f[0]))
     x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
-    return x @ weight[:f[0], :f[1], :f[2]].flatten(0, 3)
+    return F.linear(x, weight[:, :f[0], :f[1], :f[2]].flatten(1))
 
 
 def _split(x, weight, tokens):
     """(B, X/2, Y/2, Z/2, 2d) -> (B, X, Y, Z, d), the way back of `_merge`, cut to `tokens`"""
     f = [min(n, 2) for n in tokens]
-    x = x @ weight[:f[0], :f[1], :f[2]].flatten(0, 3).T
+    x = x @ weight[:, :f[0], :f[1], :f[2]].flatten(1)
     x = x.unflatten(-1, (*f, -1)).permute(0, 1, 4, 2, 5, 3, 6, 7)
     x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
     return x[:, :tokens[0], :tokens[1], :tokens[2]]

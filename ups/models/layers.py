@@ -46,12 +46,12 @@ class Block(nn.Module):
     def forward(self, x, c, grid):
         """x (B, X, Y, Z, dim), c (B, cond_dim) -> (B, X, Y, Z, dim)"""
         m = self.modulation(F.silu(c))[:, None, None, None].chunk(6, dim=-1)
-        x = x + m[2] * self.mixer(_norm(x) * (1 + m[1]) + m[0], grid)
-        return x + m[5] * self.mlp(_norm(x) * (1 + m[4]) + m[3])
+        x = torch.addcmul(x, m[2], self.mixer(_modulate(x, m[0], m[1]), grid))
+        return torch.addcmul(x, m[5], self.mlp(_modulate(x, m[3], m[4])))
 
 
-def _norm(x):
-    return F.layer_norm(x, x.shape[-1:])
+def _modulate(x, shift, scale):
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), 1 + scale)
 
 
 class GatedMLP(nn.Module):
@@ -73,30 +73,30 @@ class FourierMixer(nn.Module):
     def __init__(self, dim, axes, modes, kernel):
         super().__init__()
         self.axes, self.reach = axes, kernel // 2
-        self.count = modes
         taps = 1 + 2 * self.reach * len(axes)
-        self.local = nn.Parameter(torch.randn(taps, dim, dim) / math.sqrt(taps * dim))
-        self.modes = nn.Parameter(torch.randn(len(axes), modes, dim, 2 * dim) / math.sqrt(2 * dim))
+        self.local = nn.Parameter(torch.randn(dim, taps, dim) / math.sqrt(taps * dim))
+        self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def tables(self, tokens, periodic):
         """(analysis, synthesis) for each axis that has more than one token."""
         lengths = [tokens[axis] for axis in self.axes if tokens[axis] > 1]
-        return [table for n in lengths for table in fourier_basis(n, self.count, periodic)]
+        return [table for n in lengths for table in fourier_basis(n, len(self.modes), periodic)]
 
     def forward(self, x, grid):
-        tables, taps, used, y = iter(grid.tables), [x], [0], 0
-        for i, axis in enumerate(self.axes):
+        tables, y = iter(grid.tables), 0
+        centre, *sides = self.local.split([1] + [2 * self.reach] * len(self.axes), dim=1)
+        taps, weights = [x], [centre]                       # of the convolution, one matrix product
+        for axis, side, modes in zip(self.axes, sides, self.modes.unbind(1), strict=True):
             n = x.shape[axis + 1]
             if n == 1:
                 continue
             padded = _pad(x, axis + 1, self.reach, grid.periodic)
-            offsets = [o for o in range(2 * self.reach + 1) if o != self.reach]
-            taps += [padded.narrow(axis + 1, o, n) for o in offsets]
-            used += range(1 + 2 * self.reach * i, 1 + 2 * self.reach * (i + 1))
-            y = y + self._fourier(x, axis + 1, self.modes[i], next(tables), next(tables))
-        weight = self.local[used] if len(used) < len(self.local) else self.local
-        return y + F.linear(torch.cat(taps, -1), weight.flatten(0, 1).T, self.bias)
+            taps += [padded.narrow(axis + 1, o, n)
+                     for o in range(2 * self.reach + 1) if o != self.reach]
+            weights.append(side)
+            y = y + self._fourier(x, axis + 1, modes, next(tables), next(tables))
+        return y + F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1), self.bias)
 
     def _fourier(self, x, axis, weight, analysis, synthesis):
         """Coefficients (K) -> dim x 2 dim per wave number -> tokens; the synthesis table combines
@@ -123,7 +123,8 @@ def fourier_basis(n, modes, periodic):
     j = torch.arange(n, dtype=torch.float64)[:, None]
     angle = 2 * math.pi / n * k * j if periodic else math.pi / n * k * (j + 0.5)
     last = n / 2 if periodic else n - 1
-    norm = torch.where((k == 0) | (k == n / 2) & periodic, 1.0, 2.0) / n * (k <= last)
+    single = (k == 0) | (k == n / 2) & periodic                    # waves without a partner
+    norm = (2 - single.double()) / n * (k <= last)
     cos, sin = torch.cos(angle), torch.sin(angle)                  # (n, modes)
     if periodic:
         analysis = torch.stack([cos * norm, sin * norm], -1)
@@ -146,9 +147,9 @@ def _pad(x, axis, reach, periodic):
 class RotaryAttention(nn.Module):
     """Attention over all tokens; positions enter as rotations of queries and keys."""
 
-    def __init__(self, dim, axes, heads, modes):
+    def __init__(self, dim, axes, heads, highest):
         super().__init__()
-        self.axes, self.heads, self.modes = axes, heads, modes
+        self.axes, self.heads, self.highest = axes, heads, highest
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
         self.scale = nn.Parameter(torch.ones(2, dim // heads))
@@ -158,7 +159,7 @@ class RotaryAttention(nn.Module):
         all tokens changes no angle between two of them; closed axes span half a turn."""
         half = self.scale.shape[-1] // 2
         pairs = half // len(self.axes)
-        k = torch.logspace(0, math.log2(self.modes), pairs, 2, dtype=torch.float64).round()
+        k = torch.logspace(0, math.log2(self.highest), pairs, 2, dtype=torch.float64).round()
         angles = []
         for axis in self.axes:
             turn = (2 if periodic else 1) * math.pi / tokens[axis]
@@ -193,55 +194,53 @@ class WindowAttention(nn.Module):
         super().__init__()
         head_dim = dim // heads
         self.heads, self.window, self.shifted = heads, window, shifted
-        self.qkv = nn.Parameter(torch.randn(heads, head_dim, 3 * head_dim) / math.sqrt(head_dim))
+        self.qkv = nn.Parameter(torch.randn(head_dim, heads, 3 * head_dim) / math.sqrt(head_dim))
         self.scale = nn.Parameter(torch.ones(2, head_dim))
         self.bias = nn.Sequential(nn.Linear(3, 32), nn.SiLU(), nn.Linear(32, heads, bias=False))
         self.out = nn.Linear(dim, dim, bias=False)
 
+    def layout(self, tokens, shifted):
+        """Along each axis: tokens of a window, length padded to whole windows, shift."""
+        sizes = [min(self.window, n) for n in tokens]
+        padded = [-(-n // w) * w for n, w in zip(tokens, sizes, strict=True)]
+        return sizes, padded, [w // 2 * (shifted and p > w)
+                               for w, p in zip(sizes, padded, strict=True)]
+
     def tables(self, tokens, periodic):
-        """Log-spaced offsets (W, W, 3) of a window, then for plain and for shifted windows the
-        additive mask (windows, W, W) that keeps apart what only padding or a shift brought
-        together."""
-        sizes, padded = window_sizes(tokens, self.window)
-        inside = torch.cartesian_prod(*[torch.arange(w) for w in sizes]).double()
-        offsets = inside[:, None] - inside                             # (W, W, 3)
+        """Log-spaced offsets (W, W, 3) inside a window, and the masks (windows, W, W), plain and
+        shifted, that keep apart what only padding or a shift has brought together."""
         masks = []
         for shifted in (False, True):
+            sizes, padded, shifts = self.layout(tokens, shifted)
             label = torch.zeros(1, 1, 1)
-            for a, (n, p, w) in enumerate(zip(tokens, padded, sizes, strict=True)):
-                shift = w // 2 if shifted and p > w else 0
+            for axis, (n, p, shift) in enumerate(zip(tokens, padded, shifts, strict=True)):
                 at = torch.arange(p).roll(-shift)
-                seam = not periodic or p > n
-                part = 2 * (at >= n) + (at < shift) * seam
-                label = 3 * label + part.view([-1 if b == a else 1 for b in range(3)])
+                part = 2 * (at >= n) + (at < shift) * (not periodic or p > n)
+                label = 3 * label + part.view([-1 if a == axis else 1 for a in range(3)])
             label = _windows(label.expand(padded)[None, ..., None], sizes)[0]  # (windows, W, 1)
             masks.append(torch.where(label == label.mT, 0.0, -math.inf))
+        inside = torch.cartesian_prod(*[torch.arange(w) for w in sizes]).double()
+        offsets = inside[:, None] - inside
         return [offsets.sign() * torch.log2(1 + offsets.abs()), *masks]
 
     def forward(self, x, grid):
         tokens = x.shape[1:4]
-        sizes, padded = window_sizes(tokens, self.window)
-        shift = [w // 2 if self.shifted and p > w else 0
-                 for w, p in zip(sizes, padded, strict=True)]
-        y = F.pad(x, [0, 0] + [e for n, p in zip(tokens[::-1], padded[::-1], strict=True)
-                               for e in (0, p - n)])
+        sizes, padded, shift = self.layout(tokens, self.shifted)
+        ends = [p - n for n, p in zip(tokens, padded, strict=True)]
+        y = F.pad(x, (0, 0, 0, ends[2], 0, ends[1], 0, ends[0])) if any(ends) else x
         y = y.roll([-s for s in shift], (1, 2, 3)) if any(shift) else y
         y = _windows(y, sizes).unflatten(-1, (self.heads, -1))      # (B, windows, W, heads, d)
-        q, k, v = torch.einsum("bwnhi,hio->bwhno", y, self.qkv).flatten(1, 2).chunk(3, dim=-1)
+        q, k, v = torch.einsum("bwnhi,iho->bwhno", y, self.qkv).flatten(1, 2).chunk(3, dim=-1)
         q, k = (_rms(t) * s for t, s in zip((q, k), self.scale, strict=True))
-        mask = grid.tables[2 if self.shifted else 1][:, None]       # (windows, 1, W, W)
-        mask = (self.bias(grid.tables[0]).permute(2, 0, 1) + mask).flatten(0, 1)[None]
-        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, mask.to(v.dtype))
-        y = y.unflatten(1, (-1, self.heads)).transpose(2, 3).flatten(3)
-        y = _unwindow(self.out(y), sizes, padded)
+        mask = self.bias(grid.tables[0]).permute(2, 0, 1) + grid.tables[1 + self.shifted][:, None]
+        mask = mask.flatten(0, 1)[None].to(v.dtype)                 # (1, windows * heads, W, W)
+        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, mask)
+        y = self.out(y.unflatten(1, (-1, self.heads)).transpose(2, 3).flatten(3))
+        counts = [p // w for p, w in zip(padded, sizes, strict=True)]
+        y = y.reshape(len(x), *counts, *sizes, -1).permute(0, 1, 4, 2, 5, 3, 6, 7)
+        y = y.reshape(len(x), *padded, -1)
         y = y.roll(shift, (1, 2, 3)) if any(shift) else y
         return y[:, :tokens[0], :tokens[1], :tokens[2]]
-
-
-def window_sizes(tokens, window):
-    """Window along each axis, and the axis lengths padded to whole windows."""
-    sizes = [min(window, n) for n in tokens]
-    return sizes, [-(-n // w) * w for n, w in zip(tokens, sizes, strict=True)]
 
 
 def _windows(x, sizes):
@@ -249,9 +248,3 @@ def _windows(x, sizes):
     parts = itertools.chain(*[(n // w, w) for n, w in zip(x.shape[1:4], sizes, strict=True)])
     x = x.reshape(len(x), *parts, x.shape[-1]).permute(0, 1, 3, 5, 2, 4, 6, 7)
     return x.flatten(4, 6).flatten(1, 3)
-
-
-def _unwindow(x, sizes, padded):
-    counts = [n // w for n, w in zip(padded, sizes, strict=True)]
-    x = x.reshape(len(x), *counts, *sizes, x.shape[-1]).permute(0, 1, 4, 2, 5, 3, 6, 7)
-    return x.reshape(len(x), *padded, x.shape[-1])
