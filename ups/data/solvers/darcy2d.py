@@ -23,6 +23,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from .stepping import threads_for
+
 PARAMS = {"beta": 1.0}
 PRESETS = {
     "small": {"samples": 512, "grid": 64, "target": "steady", "chunk": 32},
@@ -80,16 +82,31 @@ def solve(a, beta=PARAMS["beta"], target="steady", generator=None):
     """Give u (B, 1, n, n) for a (B, 1, n, n); a slice without a generator starts from u = 0."""
     if target not in ("steady", "slice"):
         raise ValueError(f"target is 'steady' or 'slice', not {target!r}.")
-    a64 = a[:, 0].double()
-    low, high = a64.min().item(), a64.max().item()
-    n, face = a.shape[-1], faces(a64)
-    k = torch.arange(1, n + 1, dtype=torch.float64)
-    sine = (math.sqrt(2 / (n + 1)) * torch.sin(math.pi / (n + 1) * k * k[:, None])).to(a64)
-    line = (2 * n * torch.sin(math.pi / (2 * (n + 1)) * k)).square().to(a64)
+    with threads_for(a):
+        inverse, face = inverses(a[:, 0].double())
+        u = inverse(torch.full_like(a[:, 0], beta, dtype=torch.float64), 0.0, 1.0, 1e-11)
+        if target == "slice":
+            level = torch.zeros(len(a), 1, 1, dtype=torch.float64)
+            if generator is not None:
+                level.uniform_(0, START, generator=generator)
+            w, dt, g = level.to(a.device) - u, T_SLICE / STEPS, 1 - math.sqrt(0.5)
+            for _ in range(STEPS):
+                w = w - (1 - 2 * g) * dt * operator(face, w)
+                for _ in range(2):
+                    w = inverse(w, 1.0, g * dt, 1e-8)
+            u = u + w
+    return u[:, None].to(a.dtype)
+
+
+def inverses(a):
+    """Give the function that solves (shift + scale A) x = b, and the faces of A."""
+    n, face, low, high = a.shape[-1], faces(a), a.min().item(), a.max().item()
+    k = torch.arange(1, n + 1, dtype=a.dtype)
+    sine = (math.sqrt(2 / (n + 1)) * torch.sin(math.pi / (n + 1) * k * k[:, None])).to(a)
+    line = (2 * n * torch.sin(math.pi / (2 * (n + 1)) * k)).square().to(a)
     laplacian = math.sqrt(low * high) * (line + line[:, None])  # eigenvalues
 
     def inverse(b, shift, scale, tolerance):
-        """Solve (shift + scale A) x = b."""
         def apply(x):
             return shift * x + scale * operator(face, x)
 
@@ -98,18 +115,7 @@ def solve(a, beta=PARAMS["beta"], target="steady", generator=None):
 
         return conjugate_gradients(apply, precondition, b, high / low, tolerance)
 
-    steady = inverse(torch.full_like(a64, beta), 0.0, 1.0, 1e-11)
-    if target == "steady":
-        return steady[:, None].to(a.dtype)
-    level = torch.zeros(len(a), 1, 1, dtype=torch.float64)
-    if generator is not None:
-        level.uniform_(0, START, generator=generator)
-    w, dt, g = level.to(a64) - steady, T_SLICE / STEPS, 1 - math.sqrt(0.5)
-    for _ in range(STEPS):
-        w = w - (1 - 2 * g) * dt * operator(face, w)
-        for _ in range(2):
-            w = inverse(w, 1.0, g * dt, 1e-8)
-    return (steady + w)[:, None].to(a.dtype)
+    return inverse, face
 
 
 def conjugate_gradients(apply, precondition, b, condition, tolerance):

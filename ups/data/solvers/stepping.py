@@ -5,9 +5,12 @@ in the loop waits for the device. On CUDA one step is captured in a graph and re
 some forty small kernels, and launching them one by one would cost more than running them.
 """
 
+import contextlib
 import math
 
 import torch
+
+SMALL = 2**18  # numbers in a state
 
 
 def substeps(t_end, frames, dt_max):
@@ -17,6 +20,20 @@ def substeps(t_end, frames, dt_max):
     return count, interval / count
 
 
+@contextlib.contextmanager
+def threads_for(state):
+    """Compute with one CPU thread where the state is small.
+
+    Waking a second one for each operation saves little, and on a busy machine costs tenfold.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if state.numel() < SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.no_grad()
 def march(step, state, u0, frames, count, observe=lambda state: state):
     """Apply `step` `count` times per frame from `state`: (B, frames, C, *grid), frame 0 is u0."""
@@ -24,10 +41,11 @@ def march(step, state, u0, frames, count, observe=lambda state: state):
     out[:, 0] = u0
     if state.is_cuda:
         step, state = _graph(step, state)
-    for frame in range(1, frames):
-        for _ in range(count):
-            state = step(state)
-        out[:, frame] = observe(state)
+    with threads_for(state):
+        for frame in range(1, frames):
+            for _ in range(count):
+                state = step(state)
+            out[:, frame] = observe(state)
     return out
 
 
