@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ups.cache.store import Cache, build_cache
-from ups.cache.windows import LatentWindows
+from ups.cache.windows import LatentWindows, condition
 from ups.config import UsageError
 from ups.data.fields import Fields, open_fields
 from ups.data.make import ensure_fields
@@ -100,7 +100,7 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
                          "another --run, or put the data back.")
     codec.to(accelerator.device)
     cache = build_cache(accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype,
-                        fingerprint=mark)
+                        fingerprint=mark, rebuild=getattr(cfg, "rebuild", False))
     return TaskLatents(name, fields, codec, mark, cache)
 
 
@@ -141,12 +141,6 @@ def frames_of(fields, split):
             raise UsageError(f"{fields.spec.task}: NaN or Inf in the {split} split; "
                              "`python -m ups.data validate FILE` names the sample and frame.")
         yield u
-
-
-def condition(params, width):
-    """PDE parameters (B, P) as the models want them: log10, since they span decades, padded."""
-    logs = params.double().abs().clamp_min(1e-12).log10().float()
-    return F.pad(logs, (0, width - logs.shape[1]))
 
 
 def shifted(codec, z, shifts):

@@ -95,7 +95,7 @@ def gc(cfg, folders):
 def _owners(cfg):
     """Fingerprint -> codec folders below runs/ that have it."""
     owners = {}
-    for path in sorted(Path(cfg.runs).glob("*/codec/*/model/config.json")):
+    for path in sorted(Path(cfg.runs).glob("*/codec/*/*/config.json")):
         fingerprint = json.loads(path.read_text()).get("fingerprint")
         owners.setdefault(fingerprint, []).append(str(path.parent.parent))
     return owners

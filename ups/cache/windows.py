@@ -29,8 +29,7 @@ class LatentWindows(Dataset):
         self.views = [_windows(cache, steps)
                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
         self.masks = [_pad(cache.weight, width) for cache in self.caches]
-        self.conds = [_pad(cache.params.abs().clamp(min=1e-12).log10().float(), count)
-                      for cache in self.caches]
+        self.conds = [condition(cache.params, count) for cache in self.caches]
 
     def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
         return LatentWindows, (self.caches, max(self.lengths))
@@ -96,6 +95,11 @@ def _windows(cache, steps):
 def whole_batch(batch):
     """The loader's `collate_fn`: `__getitems__` has made the batch already."""
     return batch
+
+
+def condition(params, width):
+    """PDE parameters (n, P) as models want them: log10, since they span decades, zero-padded."""
+    return _pad(params.abs().clamp(min=1e-12).log10().float(), width)
 
 
 def _pad(x, width):
