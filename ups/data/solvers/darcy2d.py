@@ -14,8 +14,8 @@ runs in float64: the residual of a float32 field is rounding, of size 1e-7 / dx^
 u_t = div(a grad u) + beta from a random start, by the L-stable scheme of Alexander (1977), order 2:
 w <- S S (1 - (1 - 2g) dt A) w, S = (1 + g dt A)^-1, g = 1 - 1/sqrt(2), for w = u - u_steady.
 Only the slowest mode of the start is left by then, so a constant U(0, 12) stands for the published
-start: on 128^2 the steady field at beta = 1 is then about as far from the slice (nRMSE 0.03, half
-of it for not knowing the start) as in the published data.
+start: at beta = 1 on 64^2 the steady field is then 0.030 (nRMSE, 200 samples) from the slice, and
+0.015 is the price of not knowing the start, close to the 0.030 and 0.014 of the published data.
 """
 
 import math
