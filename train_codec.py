@@ -10,6 +10,7 @@ test.json and codec.png.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -19,9 +20,15 @@ from torch.utils.data import DataLoader
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, command, parse
-from ups.eval.reconstruction import finish_codec, grid_points, measure_codec
+from ups.eval.reconstruction import finish_codec, measure_codec
 from ups.latents import frames_of, open_latents
-from ups.models.grid_codec import GridCodecConfig, codec_loss, fit_line, from_patch
+from ups.models.grid_codec import (
+    GridCodecConfig,
+    codec_loss,
+    fit_line,
+    from_patch,
+    measure_weight,
+)
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
@@ -42,14 +49,14 @@ class Config(RunConfig):
     # optimisation
     steps: int = 2000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 2e-3
+    lr: float = 1e-3
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 1.0
     ema: float = 0.999          # decay of the averaged weights
     points: int = 64            # grid values that the any-point decoder is asked for in a step
     point_weight: float = 0.3   # of their error in the loss
     inverse_weight: float = 0.1  # of |E(D(z)) - z| in the loss
-    noise: float = 0.01         # on the latents that D must map to fields and E back
+    noise: float = 0.02         # on the latents that D must map to fields and E back
     seed: int = 0
 
     def __post_init__(self):
@@ -59,15 +66,14 @@ class Config(RunConfig):
                              "them one after the other.")
 
 
-def prepared(batch, cfg, task, coordinates):
+def prepared(batch, cfg, task):
     """Add the fields, and what is random in this step: query points and noise on the latents."""
     z = batch["z"][:, batch["step"] % 2]  # either frame of the window
     batch = {"u": task.codec.decode(z), "rows": batch["rows"], "step": batch["step"]}
     batch["noise"] = cfg.noise * noise.normal(batch, cfg, (z.shape[1], cfg.width))
     source = noise.generator(z.device, cfg.seed, batch["step"], stream=1)
-    batch["index"] = torch.randint(len(coordinates), (cfg.points,), device=z.device,
-                                   generator=source)
-    batch["points"] = coordinates[batch["index"]]
+    points = math.prod(task.codec.grid)
+    batch["index"] = torch.randint(points, (cfg.points,), device=z.device, generator=source)
     return batch
 
 
@@ -85,16 +91,18 @@ def main(argv=None):
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
                             **run.loader_options())
-        codec = task.codec
-        coordinates = grid_points(codec.grid, codec.offset).to(accelerator.device)
+
+        def frames(split, pieces=16):  # for the closed-form start
+            for u in itertools.islice(frames_of(task.fields, split), pieces):
+                yield u.to(accelerator.device)
 
         # model
         model = from_patch(task.codec, cfg.width, cfg.model).to(accelerator.device)
-        fit_line(model, lambda: (u.to(accelerator.device) for u in
-                                 itertools.islice(frames_of(task.fields, "train"), 16)))
+        fit_line(model, lambda: frames("train"), lambda: frames("val"))
         if cfg.compile:
             model.compile(dynamic=False)
-        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99),
+                                      weight_decay=0.0, fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
             (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
 
@@ -102,16 +110,15 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        weight = accelerator.unwrap_model(model).weight
-        backward = Backward(run, model, lambda model, batch: codec_loss(
-            model, batch | {"weight": weight}, cfg.point_weight, cfg.inverse_weight),
-            cfg.micro_batch, graphs=cfg.compile, shared=("index", "points"))
+        loss = functools.partial(codec_loss, point=cfg.point_weight, inverse=cfg.inverse_weight)
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=cfg.compile,
+                            shared=("index",))
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)
 
         # train
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
-            loss = backward(prepared(batch, cfg, task, coordinates))  # same outcome on every rank
+            loss = backward(prepared(batch, cfg, task))  # same outcome on every rank
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             scheduler.step()
@@ -132,6 +139,7 @@ def main(argv=None):
         # export
         with ema.applied(model, best=True):
             codec = accelerator.unwrap_model(model)
+            measure_weight(codec, next(frames("train"))[:256])
             run.export(model, codec.config | {"data": task.fields.digest})
             finish_codec(run, codec, task)
 

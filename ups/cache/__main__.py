@@ -54,7 +54,7 @@ def ls(cfg, folders):
 def build(cfg, folders):
     """Make data, codec and cache where they are missing; under `accelerate launch` by all ranks."""
     from ups.latents import open_latents
-    from ups.train.run import make_accelerator
+    from ups.train.policy import make_accelerator
 
     accelerator = make_accelerator()
     cache = open_latents(accelerator, cfg, cfg.split).windows.caches[0]

@@ -43,10 +43,11 @@ def measure_points(codec, fields):
 
 def grid_points(grid, offset):
     """Coordinates (points, axes) in [0, 1]^d of all values of a grid."""
-    axes = [(torch.arange(n) + offset) / n for n in grid]
+    axes = [(torch.arange(n, dtype=torch.float64) + offset) / n for n in grid]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
+@torch.no_grad()
 def finish_codec(run, codec, task):
     """Test once, beside the patch codec of the same width; table, `test.json` and picture."""
     spec, fields = codec.spec, task.fields

@@ -78,6 +78,7 @@ class PatchCodec(Codec):
         for name, shape in {"mean": [channels], "std": [channels], "center": [total],
                             "basis": [total, width], "scale": [width]}.items():
             self.register_buffer(name, torch.ones(shape))
+        self.errors = None  # nRMSE of every number of components, where just fitted
 
     def encode(self, u: Tensor) -> Tensor:
         with torch.autocast(u.device.type, enabled=False):  # bfloat16 would cost three digits

@@ -12,31 +12,21 @@ stopped or out_of_memory.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
 import json
 import math
-import os
+import shutil
 import signal
 import sys
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    DistributedType,
-    InitProcessGroupKwargs,
-    broadcast_object_list,
-)
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from tqdm import tqdm
 
 from ups.config import UsageError, flat
+from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
     damage,
@@ -48,10 +38,9 @@ from ups.train.checkpoint import (
     whole,
     write_checkpoint,
 )
-from ups.train.step import PeerFailed, is_out_of_memory
-from ups.train.tracking import Metrics
-
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
+from ups.train.step import is_out_of_memory
+from ups.train.tracking import Metrics, WandB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +58,13 @@ class RunConfig:
     eval_every: int = 500        # steps between two validations
     save_every: int = 500        # steps between two checkpoints
     keep: int = 2                # checkpoints that are kept
+    timeout: int = 600           # seconds after which a rank that does not answer ends the run
+    wandb: str = ""              # project of Weights & Biases; empty: none
+    dry_run: bool = False        # rehearse: the last steps, an evaluation, a checkpoint; then stop
+    debug: bool = False          # distributed debug output, tracebacks per rank, a profiler trace
 
     def __post_init__(self):
-        for name in ("log_every", "eval_every", "save_every", "keep", "prefetch"):
+        for name in ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
         for name in ("micro_batch", "workers"):
@@ -86,32 +79,19 @@ class Stopped(Exception):
 class Run:
     def __init__(self, cfg, stage):
         self.cfg, self.stage = cfg, stage
-        self.folder = Path(cfg.run) / stage
+        self.folder = Path(cfg.run) / (f"{stage}.dry_run" if cfg.dry_run else stage)
         self.step = 0                # optimizer steps taken
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = self.finished = False
-        self.last_saved = self.lock = None
+        self.last_saved = self.lock = self.wandb = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
-        self.accelerator = make_accelerator()
+        self.accelerator = make_accelerator(cfg.debug)
         self._check_batch_size()
         torch.manual_seed(cfg.seed)  # the same weights on every rank
-        self.control = None
-        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cuda":
-            self.control = dist.new_group(backend="gloo")  # flags need no device synchronisation
-        if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher: do not outlive it
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        self.finished = on_main(self.accelerator, self._take_folder)
-
-    # ---- agreement between ranks
-
-    def agree(self, *flags):
-        """The largest of each flag over all ranks. Every rank calls this once in every step."""
-        if self.accelerator.num_processes == 1:
-            return flags
-        tensor = torch.tensor([int(flag) for flag in flags])
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
-        return tensor.tolist()
+        self.agree = Agreement(self.accelerator, cfg.timeout)
+        self.previous = on_main(self.accelerator, self._take_folder)  # how the last launch ended
+        self.finished = self.previous.get("status") == "done"
 
     # ---- the folder
 
@@ -135,7 +115,7 @@ class Run:
         else:
             write_json(stored, config)
             exit_json.unlink(missing_ok=True)
-        return finished
+        return end
 
     def _refuse_changes(self, old, new):
         free = {field.name for field in dataclasses.fields(RunConfig)}
@@ -162,6 +142,11 @@ class Run:
         """
         self.parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
         self.backward, self.lineage = backward, lineage
+        if self.previous.get("status") == "out_of_memory" and not self.cfg.micro_batch:
+            backward.micro_batch = max(1, self.previous["micro_batch"] // 2)
+        if self.cfg.dry_run:
+            self.step = sampler.start = max(0, self.cfg.steps - rehearsal.STEPS)
+            return
         newest = on_main(self.accelerator, self._newest)
         if newest is None:
             return
@@ -173,8 +158,10 @@ class Run:
         restore_state(self.accelerator, tensors, state["optimizer"],
                       model, optimizer.optimizer, ema)
         scheduler.load_state_dict(state["scheduler"])
-        ema.updates, ema.best_score = state["ema_updates"], state["best_score"] or math.inf
-        backward.micro_batch = self.cfg.micro_batch or state["micro_batch"]
+        ema.updates, best = state["ema_updates"], state["best_score"]
+        ema.best_score = math.inf if best is None else best
+        backward.micro_batch = (self.cfg.micro_batch or backward.micro_batch
+                                or state["micro_batch"])
         self.step = sampler.start = state["step"]
         self.last_saved = self.step
 
@@ -196,13 +183,22 @@ class Run:
         self.bar = tqdm(total=self.cfg.steps, initial=self.step, disable=not show, unit="step",
                         desc=self.stage, dynamic_ncols=True, smoothing=0.05,
                         mininterval=0.5 if sys.stderr.isatty() else 20)
-        with self.bar, self._signals():
+        if self.cfg.wandb and show and not self.cfg.dry_run:
+            self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
+        clock = rehearsal.Clock(self)
+        with self.bar, self._signals(), rehearsal.debugging(self) as trace:
             for batch in loader:
                 self.step = batch["step"] + 1
+                if self.cfg.dry_run:
+                    clock.tick()
                 yield batch
                 self.bar.update()
+                trace()
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
+        if self.cfg.dry_run:
+            clock.tick()
+            rehearsal.report(self, clock, batch)
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
@@ -214,6 +210,8 @@ class Run:
         self._check_finite(values.get("train/loss", 0.0))
         if self.accelerator.is_main_process:
             self.metrics.write(self.step, values)
+            if self.wandb:
+                self.wandb.log(self.step, values)
             if "train/loss" in values:
                 self.bar.set_postfix(loss=f"{values['train/loss']:.4f}", refresh=False)
             else:
@@ -296,10 +294,16 @@ class Run:
     def _finish(self, error):
         if error is None:
             if not self.finished:
-                self._end("done", "")
+                self._end("done", "", code=0)
             self.accelerator.end_training()
+        elif isinstance(error, rehearsal.Rehearsed):
+            if self.accelerator.is_main_process:
+                shutil.rmtree(self.folder)
+                print(f"error: {error}" if str(error) else "all is well.", file=sys.stderr)
+            self.accelerator.end_training()
+            sys.exit(1 if str(error) else 0)
         elif isinstance(error, Stopped):
-            self._end("stopped", str(error))
+            self._end("stopped", str(error), code=143)
             self.accelerator.end_training()
             if self.accelerator.is_main_process:
                 print(f"{error} Run the same command again to go on.", file=sys.stderr)
@@ -307,54 +311,15 @@ class Run:
         elif self.started and not isinstance(error, PeerFailed):
             status = "out_of_memory" if is_out_of_memory(error) else "failed"
             reason = "".join(traceback.format_exception_only(error)).strip()
-            self._end(status, f"rank {self.accelerator.process_index}: {reason}", any_rank=True)
+            reason = f"rank {self.accelerator.process_index}: {reason}"
+            self._end(status, reason, code=1, any_rank=True)
+        elif self.wandb:
+            self.wandb.finish(1)
 
-    def _end(self, status, reason, any_rank=False):
+    def _end(self, status, reason, code, any_rank=False):
         if any_rank or self.accelerator.is_main_process:
-            end = {"status": status, "step": self.step, "reason": reason}
-            write_json(self.folder / "exit.json", end)
-
-
-def on_main(accelerator, function, *args):
-    """Call `function` on the main process; every rank gets its result, or its failure."""
-    result = error = None
-    if accelerator.is_main_process:
-        try:
-            result = function(*args)
-        except Exception as caught:
-            error = caught
-    box = [result, error is not None, isinstance(error, UsageError), str(error)]
-    result, failed, usage, text = broadcast_object_list(box)
-    if error is not None:
-        raise error
-    if failed:
-        raise (UsageError if usage else PeerFailed)(text)
-    return result
-
-
-def make_accelerator():
-    """The one policy of all stages: global batches, no hidden collectives, fp32 reductions."""
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),
-        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timedelta(minutes=30)),
-        ],
-    )
-    if accelerator.mixed_precision not in ("no", "bf16"):
-        raise UsageError(f"mixed_precision {accelerator.mixed_precision} is not supported: small "
-                         'gradients vanish in it; use "bf16" or "no" in the accelerate config.')
-    sharded = accelerator.distributed_type == DistributedType.FSDP
-    if sharded and accelerator.mixed_precision == "bf16":
-        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32,
-            cast_forward_inputs=False)
-    return accelerator
-
-
-def write_json(path, value):
-    """Write by rename, so that a reader never sees half a file."""
-    partial = Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    partial.replace(path)
+            write_json(self.folder / "exit.json", {
+                "status": status, "step": self.step, "reason": reason,
+                "micro_batch": self.backward.micro_batch})
+        if self.wandb:
+            self.wandb.finish(code)

@@ -17,15 +17,13 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
 
+from ups.train.policy import PeerFailed
+
 OUT_OF_MEMORY = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-
-
-class PeerFailed(RuntimeError):
-    """Another rank failed in this step; its own message says why."""
 
 
 def is_out_of_memory(error):

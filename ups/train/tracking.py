@@ -1,11 +1,23 @@
-"""`metrics.jsonl`: the record of a run, one JSON object per line, each with its `step`."""
+"""The record of a run: `metrics.jsonl` always, Weights & Biases beside it when asked for.
+
+`metrics.jsonl` has one JSON object per line, each with its `step`, and is cut back to the
+checkpoint's step when a run resumes. W&B is a copy for people to look at: one W&B run per stage
+folder, from the main process. When it fails or blocks, it is reported once and left alone.
+"""
 
 import json
+import secrets
+import sys
+import threading
 from pathlib import Path
+
+from accelerate.tracking import WandBTracker
+
+PATIENCE = 45  # seconds that training waits for W&B to start or to finish
 
 
 class Metrics:
-    """Append metrics to a file that is cut back to the checkpoint's step when a run resumes."""
+    """Append metrics to a file of JSON lines."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -27,3 +39,48 @@ class Metrics:
         partial = self.path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         partial.replace(self.path)
+
+
+class WandB:
+    """Accelerate's W&B tracker, resumed by the id that is kept in the stage's folder."""
+
+    def __init__(self, project, folder, config, tags):
+        stored = folder / "wandb_id"
+        if not stored.exists():
+            stored.write_text(secrets.token_hex(4))
+        self.live = True
+        self.tracker = WandBTracker(
+            project, id=stored.read_text(), resume="allow", dir=str(folder), config=config,
+            name=f"{folder.parent.name}/{folder.name}", group=folder.parent.name, tags=tags)
+        self._guarded("start", self.tracker.start)
+
+    def log(self, step, values):
+        self._guarded("log", self.tracker.log, values, step=step)
+
+    def finish(self, exit_code):
+        """End with the true state: 0 finished, anything else failed."""
+        if self.live:
+            self._guarded("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
+            self.live = False
+
+    def _guarded(self, what, call, *args, **options):
+        """Call W&B in a thread of its own; training neither waits for ever nor fails with it."""
+        if not self.live:
+            return
+        faults = []
+
+        def work():
+            try:
+                call(*args, **options)
+            except BaseException as error:  # wandb has its own, and calls sys.exit
+                faults.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            faults.append(f"no answer in {PATIENCE} s")
+        if faults:
+            self.live = False
+            print(f"W&B did not {what} ({faults[0]}); the run goes on without it, its record is "
+                  "metrics.jsonl.", file=sys.stderr)

@@ -1,0 +1,99 @@
+"""One policy for all stages: the Accelerator, and decisions that every rank takes alike.
+
+Batches are global, reductions are float32, nothing communicates behind the script's back, and
+where one rank does something for all (`on_main`), all of them get its result or its failure.
+"""
+
+import ctypes
+import json
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from ups.config import UsageError
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+
+
+class PeerFailed(RuntimeError):
+    """Another rank failed; its own message says why."""
+
+
+def on_main(accelerator, function, *args):
+    """Call `function` on the main process; every rank gets its result, or its failure."""
+    result = error = None
+    if accelerator.is_main_process:
+        try:
+            result = function(*args)
+        except Exception as caught:
+            error = caught
+    box = [result, error is not None, isinstance(error, UsageError), str(error)]
+    result, failed, usage, text = broadcast_object_list(box)
+    if error is not None:
+        raise error
+    if failed:
+        raise (UsageError if usage else PeerFailed)(text)
+    return result
+
+
+class Agreement:
+    """Flags on which all ranks agree in one small all-reduce on the CPU, once in every step."""
+
+    def __init__(self, accelerator, timeout):
+        self.alone = accelerator.num_processes == 1
+        self.timeout, self.group = timedelta(seconds=timeout), None
+        if not self.alone and accelerator.device.type == "cuda":
+            self.group = dist.new_group(backend="gloo")  # no device synchronisation
+
+    def __call__(self, *flags):
+        """The largest of each flag over all ranks; a rank that does not answer is named."""
+        if self.alone:
+            return flags
+        dist.monitored_barrier(self.group, self.timeout, wait_all_ranks=True)
+        tensor = torch.tensor([int(flag) for flag in flags])
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+        return tensor.tolist()
+
+
+def make_accelerator(debug=False):
+    """An Accelerator with the policy of all stages; refuses what cannot train well."""
+    if debug:
+        os.environ.update(TORCH_DISTRIBUTED_DEBUG="DETAIL", NCCL_DEBUG="INFO")
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher: do not outlive it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(minutes=30)),
+        ],
+    )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise UsageError(f"mixed_precision {accelerator.mixed_precision} is not supported: small "
+                         'gradients vanish in it; use "bf16" or "no" in the accelerate config.')
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    if sharded and accelerator.mixed_precision == "bf16":
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32,
+            cast_forward_inputs=False)
+    return accelerator
+
+
+def write_json(path, value):
+    """Write by rename, so that a reader never sees half a file."""
+    partial = Path(f"{path}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)
