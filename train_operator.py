@@ -44,14 +44,14 @@ class Config(RunConfig):
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 2e-3
+    lr: float = 4e-3
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 1.0
-    ema: float = 0.999          # decay of the averaged weights
-    unroll: int = 4             # longest unroll; the first half of training takes single steps
-    noise: float = 0.0          # standard deviation added to the first latent
-    shift: bool = False         # random circular shifts of periodic tasks
+    ema: float = 0.99           # decay of the averaged weights
+    unroll: int = 4             # longest unroll; the first 70 % of training take single steps
+    noise: float = 0.01         # on the first frame, up to this share of a field's deviation
+    shift: bool = True          # random circular shifts of periodic tasks
     val_trajectories: int = 64  # of each task
     seed: int = 0
 
@@ -81,16 +81,19 @@ def prepared(batch, cfg, tasks):
     """Add what depends on the step: the unroll, random shifts and the noisy first latent."""
     task = tasks[batch["task"]]
     longest = batch["z"].shape[1] - 1
-    ramp = 2 * batch["step"] / cfg.steps - 1  # single steps up to half time, then 2, 3, ... steps
+    ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
     if cfg.shift and task.spec.periodic:
         axes = len(task.fields.spec.grid)
-        moves = noise.integers(batch, cfg, max(task.fields.spec.grid), (axes,))
-        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+        moves = noise.uniform(batch, cfg, (axes,), stream=1) * max(task.fields.spec.grid)
+        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves.long()))
     batch["start"] = batch["z"][:, 0]
-    if cfg.noise:
-        draw = noise.normal(batch, cfg, batch["start"].shape[1:])
-        batch["start"] = batch["start"] + cfg.noise * draw * (batch["mask"] > 0)
+    if cfg.noise:  # white on the grid: latent channels that count less get more
+        draw = noise.normal(batch, cfg, batch["start"].shape[1:], stream=0)
+        size = cfg.noise * noise.uniform(batch, cfg, (1, 1), stream=2)
+        own = batch["mask"] > 0
+        scale = own / torch.where(own, batch["mask"], 1.0).sqrt()
+        batch["start"] = batch["start"] + size * scale * draw
     return batch
 
 

@@ -13,16 +13,13 @@ def generator(device, seed, step, stream=0):
     return torch.Generator(device).manual_seed(mixed)
 
 
-def normal(batch, cfg, shape, stream=0):
+def normal(batch, cfg, shape, stream=0, draw=torch.randn):
     """Standard normal numbers (B, *shape) for this rank's rows of the step's global batch."""
     device = batch["rows"].device
     source = generator(device, cfg.seed, batch["step"], stream)
-    return torch.randn(cfg.batch_size, *shape, device=device, generator=source)[batch["rows"]]
+    return draw(cfg.batch_size, *shape, device=device, generator=source)[batch["rows"]]
 
 
-def integers(batch, cfg, high, shape, stream=1):
-    """Uniform integers in [0, high) of shape (B, *shape), drawn in the same way."""
-    device = batch["rows"].device
-    source = generator(device, cfg.seed, batch["step"], stream)
-    drawn = torch.randint(high, (cfg.batch_size, *shape), device=device, generator=source)
-    return drawn[batch["rows"]]
+def uniform(batch, cfg, shape, stream=0):
+    """Numbers in [0, 1) of shape (B, *shape), drawn in the same way."""
+    return normal(batch, cfg, shape, stream, torch.rand)
