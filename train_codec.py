@@ -97,6 +97,9 @@ def main(argv=None):
                 yield u.to(accelerator.device)
 
         # model
+        if not 1 <= cfg.width <= task.codec.spec.width:
+            raise UsageError(f"--width {cfg.width}: a patch of {task.codec.spec.width} values is "
+                             f"compressed to 1 to {task.codec.spec.width} latent channels.")
         model = from_patch(task.codec, cfg.width, cfg.model).to(accelerator.device)
         fit_line(model, lambda: frames("train"), lambda: frames("val"))
         if cfg.compile:
