@@ -32,7 +32,7 @@ from ups.models.grid_codec import (
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward
+from ups.train.step import Backward, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def main(argv=None):
         model = from_patch(task.codec, cfg.width, cfg.model).to(accelerator.device)
         fit_line(model, lambda: frames("train"), lambda: frames("val"))
         if cfg.compile:
-            model.compile(dynamic=False)
+            compile_model(model)
         optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99),
                                       weight_decay=0.0, fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(

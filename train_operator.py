@@ -25,7 +25,7 @@ from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward
+from ups.train.step import Backward, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def main(argv=None):
         # model
         model = LatentOperator(cfg.model, [task.spec for task in latents.tasks])
         if cfg.compile:
-            model.compile(dynamic=False)
+            compile_model(model, len(latents.tasks))
         optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay,
                                       fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(

@@ -23,6 +23,7 @@ def rollout(model, z0, steps, dt, cond, task=0):
     return torch.stack(frames, 1)
 
 
+@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
 @torch.no_grad()
 def measure(accelerator, model, task, index, split, limit=None):
     """nRMSE of every trajectory and lead time (n, T - 1), for one task of a run.
@@ -51,6 +52,7 @@ def measure(accelerator, model, task, index, split, limit=None):
     return tables
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def predict(accelerator, model, task, index, chosen):
     """Roll out some trajectories: errors by name, and the fields themselves (`truth`, `fields`)."""

@@ -60,8 +60,11 @@ class Codec(nn.Module):
 
     def points(self, index: Tensor) -> Tensor:
         """Where the grid values of flat index (P,) stand: (P, d), float64."""
-        axes = zip(torch.unravel_index(index, self.grid), self.grid, strict=True)
-        return torch.stack([(i.double() + self.offset) / n for i, n in axes], -1)
+        places = []
+        for n in reversed(self.grid):  # torch.unravel_index copies from the host: no CUDA graph
+            places.insert(0, ((index % n).double() + self.offset) / n)
+            index = index // n
+        return torch.stack(places, -1)
 
     def decode_at(self, z: Tensor, points: Tensor) -> Tensor:
         """Values (B, P, C) at points (P, d): the decoded grid, interpolated."""

@@ -4,7 +4,7 @@ The gradient is that of  (1 / B) sum_i loss_i  over the global batch of B rows, 
 processes share it and in however many chunks of `micro_batch` rows each computes its part:
 
     zero the gradients -> every chunk forward and backward, locally, no collective
-                       -> one agreement: did a rank fail, was one asked to stop, micro-batch
+                       -> one agreement: did a rank fail, was one asked to stop, memory
                        -> one SUM all-reduce of all gradients and the loss
 
 All gradients live in one flat buffer: one call zeroes them, one reduces them, and CUDA graphs may
@@ -12,6 +12,7 @@ write into them. FSDP2 has its own reduction inside backward, which averages ove
 """
 
 import contextlib
+import sys
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,13 @@ def is_out_of_memory(error):
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
+def compile_model(model, tasks=1):
+    """Compile `model` in place, one variant per task and shape; more of them is an error."""
+    torch._dynamo.config.recompile_limit = 8 + 4 * tasks
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    model.compile(dynamic=False)
+
+
 class Backward:
     """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
 
@@ -46,14 +54,14 @@ class Backward:
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.micro_batch, self.shared = micro_batch, shared
-        self.splits = 0  # how often memory ran out so far
+        self.splits = 0  # how often memory ran out so far, on any rank
         self.graphs = {} if graphs and self.accelerator.device.type == "cuda" else None
         params = [p for p in model.parameters() if p.requires_grad]
         self.params, self.grads = params, []
         if self.sharded:
             if self.graphs is not None:
                 raise ValueError("CUDA graphs do not hold FSDP2's collectives")
-            self.flat = torch.zeros(1, device=self.accelerator.device)
+            self.flat = torch.zeros(1, dtype=params[0].dtype, device=self.accelerator.device)
             return
         sizes = [-(-p.numel() // 64) * 64 for p in params]  # aligned, for vectorised optimizers
         self.flat = torch.zeros(sum(sizes) + 1, dtype=params[0].dtype, device=params[0].device)
@@ -69,10 +77,15 @@ class Backward:
             self._free()
             self.micro_batch = (self.micro_batch + 1) // 2
             self.splits += 1
+            print(f"rank {self.accelerator.process_index}: out of memory at step {self.run.step}; "
+                  f"going on with {self.micro_batch} rows at a time.", file=sys.stderr)
             error = self._attempt(batch, rows)
+        if error is not None and self.sharded:
+            raise error  # the others wait in FSDP2's own collectives and would never agree
 
         failed = 0 if error is None else 1
-        failed, stop, smallest = self.run.agree(failed, self.run.stop_requested, -self.micro_batch)
+        failed, stop, smallest, self.splits = self.run.agree(
+            failed, self.run.stop_requested, -self.micro_batch, self.splits)
         if error is not None:
             raise error
         if failed:
