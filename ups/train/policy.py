@@ -27,6 +27,21 @@ from ups.config import UsageError
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
+class MixedAccelerator(Accelerator):
+    """Give FSDP2 the autocast that Accelerate gives DDP alone.
+
+    FSDP2 can cast a module's inputs instead, but then z0 in  z0 + update  is rounded to bf16 too.
+    """
+
+    def prepare(self, *args, **options):
+        if self.is_fsdp2 and self.mixed_precision == "bf16":
+            for model in args:
+                if isinstance(model, torch.nn.Module):
+                    cast = torch.autocast(self.device.type, torch.bfloat16)
+                    model.forward = cast(model.forward)
+        return super().prepare(*args, **options)
+
+
 class PeerFailed(RuntimeError):
     """Another rank failed; its own message says why."""
 
@@ -73,7 +88,7 @@ def make_accelerator(debug=False):
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="DETAIL", NCCL_DEBUG="INFO")
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher: do not outlive it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    accelerator = Accelerator(
+    accelerator = MixedAccelerator(
         cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         kwargs_handlers=[

@@ -1,0 +1,196 @@
+"""Train each part of the operator by itself, for a few steps, under DDP, FSDP2 or one process.
+
+    parts.py FOLDER     (two processes) trains every part under DDP and FSDP2, then goes on with
+                        some from the checkpoints of the others, those of one process included
+
+FOLDER/PART/NAME/ holds the run, and from each rank what the tests compare. NAME is the strategy
+that trained it, or FIRST-THEN where the second went on from the first one's checkpoint.
+"""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import fsdp_on_cpu
+import torch
+from accelerate.state import PartialState
+from safetensors.torch import save_file
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset
+
+from ups.cache.sampler import StepSampler
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.step import Backward
+
+STEPS, SAVED, WINDOWS = 6, 3, 40
+LINE = TaskSpec("line", (1, 1, 16), 3, True)
+NAMED = TaskSpec("named", (1, 1, 16), 3, True, ("nu", "beta"))
+SQUARE = TaskSpec("square", (1, 4, 6), 2, False, ("nu",))
+BOX = TaskSpec("box", (3, 2, 4), 4, True, ("beta",))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    model: OperatorConfig
+    tasks: tuple[TaskSpec, ...] = (NAMED,)
+    micro_batch: int = 0
+    compile: bool = False
+    precision: str = "no"
+
+
+def size(body, depth, **more):
+    return OperatorConfig(body=body, dim=8, depth=depth, heads=2, modes=4, kernel=3, **more)
+
+
+PARTS = {
+    "minimal": Part(size("plain", 1), tasks=(LINE,)),
+    "conditioning": Part(size("plain", 1)),
+    "fourier": Part(size("fourier", 2)),
+    "windows": Part(size("pdet", 2, window=4, levels=0)),
+    "u_shape": Part(size("pdet", 5, window=4, levels=2)),
+    "tasks_fourier": Part(size("fourier", 2), tasks=(LINE, SQUARE, BOX)),
+    "tasks_pdet": Part(size("pdet", 3, window=2, levels=1), tasks=(LINE, SQUARE, BOX)),
+    "micro_batch": Part(size("fourier", 1), micro_batch=3),
+    "compile": Part(size("fourier", 1), compile=True),
+    "bf16": Part(size("fourier", 1), precision="bf16"),
+    "bf16_tasks": Part(size("pdet", 3, window=2, levels=1), tasks=(NAMED, SQUARE),
+                       precision="bf16"),
+}
+RESUMED = ("minimal", "tasks_fourier", "tasks_pdet", "bf16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    steps: int = STEPS
+    batch_size: int = 8
+    seed: int = 0
+    save_every: int = SAVED
+
+
+class Windows(Dataset):
+    """Latents that move on by one token and shrink, faster where the first parameter is larger."""
+
+    def __init__(self, tasks, dtype):
+        source, self.tasks = torch.Generator().manual_seed(7), tasks
+        width = max(task.width for task in tasks)
+        self.z, self.cond, self.mask = [], [], []
+        for task in tasks:
+            own = (torch.arange(width) < task.width).to(dtype)
+            count = torch.Size(task.tokens).numel()
+            z = torch.randn(WINDOWS, count, width, generator=source, dtype=dtype)
+            self.z.append(z * own)
+            self.cond.append(torch.randn(WINDOWS, 2, generator=source, dtype=dtype))
+            self.mask.append(own)
+
+    def __len__(self):
+        return WINDOWS * len(self.tasks)
+
+    def __getitems__(self, triples):
+        steps, rows, pairs = zip(*triples, strict=True)
+        (task, *_), index = (list(column) for column in zip(*pairs, strict=True))
+        z, cond = self.z[task][index], self.cond[task][index]
+        after = z.roll(1, 1) / (2 + cond[:, :1, None].tanh())
+        return {"z": torch.stack([z, after], 1), "cond": cond, "dt": 0.1 + cond[:, 1].abs(),
+                "mask": self.mask[task], "step": steps[0], "rows": torch.tensor(rows), "task": task}
+
+
+def whole_batch(batch):
+    return batch
+
+
+def loss(model, batch):
+    z0, z1 = batch["z"].unbind(1)
+    z1_hat = model(z0 + 0.01 * batch["noise"], batch["dt"], batch["cond"], batch["task"])
+    return (batch["mask"] * (z1_hat - z1) ** 2).mean((1, 2))
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
+
+
+def train(name, strategy, folder):
+    """Train to the end, from a checkpoint in `folder` if there is one, and record what happened."""
+    part = PARTS[name]
+    cfg = Config(run=str(folder), micro_batch=part.micro_batch)
+    with fsdp_on_cpu.strategy(strategy, part.precision):
+        run = Run(cfg, "part")
+    accelerator = run.accelerator
+    dtype = torch.float64 if part.precision == "no" else torch.float32
+    model = LatentOperator(part.model, part.tasks).to(dtype)
+    if part.compile:
+        torch.compiler.reset()
+        model.compile(dynamic=False, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k))
+    sampler = StepSampler([WINDOWS] * len(part.tasks), cfg.batch_size, cfg.steps, cfg.seed)
+    loader = DataLoader(Windows(part.tasks, dtype), batch_sampler=sampler, collate_fn=whole_batch)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    ema = EMA(model, 0.9)
+    backward = Backward(run, model, loss, cfg.micro_batch)
+    run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+               backward=backward, lineage={})
+    record = {"world": accelerator.num_processes, "start": run.step, "losses": [], "norms": [],
+              "without": [], "kind": str(accelerator.distributed_type)}
+    named = dict(accelerator.unwrap_model(model).named_parameters())
+    for batch in run.progress(loader):
+        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
+        record["losses"].append(float(backward(batch)))
+        record["without"] += [name for name, p in named.items() if p.grad is None]
+        grads = {f"grad/{name}": full(p.grad) for name, p in named.items()}
+        record["norms"].append(float(full(accelerator.clip_grad_norm_(model.parameters(), 0.1))))
+        optimizer.step()
+        scheduler.step()
+        ema.update(model)
+        if run.every(2):
+            ema.keep_best(record["losses"][-1])
+        if run.every(cfg.save_every):
+            run.save()
+    with ema.applied(model):
+        run.export(model, {"part": True})
+    if run.lock:
+        run.lock.close()  # and no more: the end of a run is the end of the process group
+
+    own = [p.to_local() if isinstance(p, DTensor) else p for p in named.values()]
+    moments = [value["exp_avg"] for value in optimizer.optimizer.state.values()]
+    record |= {
+        "parameters": sum(p.numel() for p in named.values()),
+        "held": sum(p.numel() for p in own),
+        "held_moments": sum((m.to_local() if isinstance(m, DTensor) else m).numel()
+                            for m in moments),
+        "groups": sum(isinstance(m, FSDPModule) for m in model.modules()),
+    }
+    tensors = grads | {f"model/{name}": full(p) for name, p in named.items()}
+    for kind in ("shadow", "best"):
+        tensors |= {f"{kind}/{name}": full(t)
+                    for name, t in zip(named, getattr(ema, kind), strict=True)}
+    save_file(tensors, folder / f"rank{accelerator.process_index}.safetensors")
+    (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(record))
+
+
+def go_on(name, first, then, folder):
+    """Train under `then` from the checkpoint that `first` wrote half way."""
+    goal, step = folder / name / f"{first}-{then}", f"part/checkpoints/step_{SAVED}"
+    if PartialState().is_main_process:
+        shutil.copytree(folder / name / first / step, goal / step)
+    PartialState().wait_for_everyone()
+    train(name, then, goal)
+
+
+def main(folder):
+    for strategy in ("ddp", "fsdp"):
+        for name in PARTS:
+            train(name, strategy, folder / name / strategy)
+    for name in RESUMED:
+        for first, then in (("fsdp", "fsdp"), ("fsdp", "ddp"), ("ddp", "fsdp"), ("one", "fsdp")):
+            go_on(name, first, then, folder)
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
