@@ -79,7 +79,8 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
 def write_checkpoint(folder, step, tensors, state, keep):
     """Write `folder/step_N` so that it is either complete or absent, then prune (main process)."""
     final, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for stale in folder.glob("step_*.partial"):  # a save was killed, or the disk was full
+        shutil.rmtree(stale)
     partial.mkdir(parents=True)
     save_file(tensors, partial / "state.safetensors")
     (partial / "state.json").write_text(json.dumps(state, indent=1))

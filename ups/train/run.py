@@ -16,6 +16,7 @@ import dataclasses
 import fcntl
 import json
 import math
+import os
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from ups.config import UsageError, flat
@@ -115,6 +117,7 @@ class Run:
         else:
             write_json(stored, config)
             exit_json.unlink(missing_ok=True)
+        os.register_at_fork(after_in_child=self.lock.close)  # a loader's worker may outlive us
         return end
 
     def _refuse_changes(self, old, new):
@@ -142,8 +145,9 @@ class Run:
         """
         self.parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
         self.backward, self.lineage = backward, lineage
-        if self.previous.get("status") == "out_of_memory" and not self.cfg.micro_batch:
-            backward.micro_batch = max(1, self.previous["micro_batch"] // 2)
+        if self.previous.get("status") == "out_of_memory":
+            half = max(1, self.previous["micro_batch"] // 2)
+            backward.micro_batch = min(self.cfg.micro_batch or half, half)
         if self.cfg.dry_run:
             self.step = sampler.start = max(0, self.cfg.steps - rehearsal.STEPS)
             return
@@ -160,8 +164,7 @@ class Run:
         scheduler.load_state_dict(state["scheduler"])
         ema.updates, best = state["ema_updates"], state["best_score"]
         ema.best_score = math.inf if best is None else best
-        backward.micro_batch = (self.cfg.micro_batch or backward.micro_batch
-                                or state["micro_batch"])
+        backward.micro_batch = backward.micro_batch or state["micro_batch"]
         self.step = sampler.start = state["step"]
         self.last_saved = self.step
 
@@ -208,6 +211,8 @@ class Run:
         """Record metrics of this step; a loss that is not finite ends the run on every rank."""
         values = {key: float(value) for key, value in values.items()}
         self._check_finite(values.get("train/loss", 0.0))
+        if "train/loss" in values and self.backward.splits:
+            values["train/oom_splits"] = self.backward.splits
         if self.accelerator.is_main_process:
             self.metrics.write(self.step, values)
             if self.wandb:
@@ -218,11 +223,11 @@ class Run:
                 shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
                 self.bar.write(f"step {self.step}: {shown}")
 
-    def _check_finite(self, loss):
-        if not math.isfinite(loss):
+    def _check_finite(self, value, name="loss"):
+        if not math.isfinite(value):
             last = self.last_saved
             where = "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
-            raise FloatingPointError(f"the loss is {loss} at step {self.step} ({where}); lower "
+            raise FloatingPointError(f"the {name} is {value} at step {self.step} ({where}); lower "
                                      "--lr, or run `python -m ups.data validate` on the data.")
 
     def loader_options(self):
@@ -240,6 +245,7 @@ class Run:
             self.last_saved = self.step
 
     def _write(self, tensors):
+        self._check_finite(sum(float(t.sum()) for t in tensors.values()), "sum of all weights")
         ema, best = self.parts["ema"], self.parts["ema"].best_score
         groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
         state = {"step": self.step, "optimizer": groups, "lineage": self.lineage,
@@ -248,9 +254,10 @@ class Run:
                  "micro_batch": self.backward.micro_batch, "config": flat(self.cfg)}
         try:
             write_checkpoint(self.folder / "checkpoints", self.step, tensors, state, self.cfg.keep)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             print(f"checkpoint at step {self.step} was not written ({error}); training goes on.",
                   file=sys.stderr)
+            shutil.rmtree(self.folder / "checkpoints" / f"step_{self.step}.partial", True)
             return False
         return True
 
@@ -312,14 +319,17 @@ class Run:
             status = "out_of_memory" if is_out_of_memory(error) else "failed"
             reason = "".join(traceback.format_exception_only(error)).strip()
             reason = f"rank {self.accelerator.process_index}: {reason}"
-            self._end(status, reason, code=1, any_rank=True)
+            if isinstance(error, UsageError) and not self.accelerator.is_main_process:
+                print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
+            self._end(status, reason, code=1)
         elif self.wandb:
             self.wandb.finish(1)
 
-    def _end(self, status, reason, code, any_rank=False):
-        if any_rank or self.accelerator.is_main_process:
-            write_json(self.folder / "exit.json", {
-                "status": status, "step": self.step, "reason": reason,
-                "micro_batch": self.backward.micro_batch})
+    def _end(self, status, reason, code):
+        # Any rank may fail. The first one is the cause; others lose their connection after it.
+        path = self.folder / "exit.json"
+        if self.accelerator.is_main_process if code != 1 else not path.exists():
+            write_json(path, {"status": status, "step": self.step, "reason": reason,
+                              "micro_batch": self.backward.micro_batch})
         if self.wandb:
             self.wandb.finish(code)

@@ -6,6 +6,7 @@ folder, from the main process. When it fails or blocks, it is reported once and 
 """
 
 import json
+import os
 import secrets
 import sys
 import threading
@@ -20,11 +21,19 @@ class Metrics:
     """Append metrics to a file of JSON lines."""
 
     def __init__(self, path):
-        self.path = Path(path)
+        self.path, self.waiting = Path(path), ""
 
     def write(self, step, values):
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        """Append a line; while the disk is full, lines wait for the next call."""
+        self.waiting += json.dumps({"step": step, **values}) + "\n"
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a") as file:
+                file.write(self.waiting)
+            self.waiting = ""
+        except OSError as error:
+            os.truncate(self.path, size)
+            print(f"{self.path} was not written ({error}); training goes on.", file=sys.stderr)
 
     def read(self):
         """All whole lines; a last line that a kill cut short is dropped."""
@@ -45,17 +54,20 @@ class WandB:
     """Accelerate's W&B tracker, resumed by the id that is kept in the stage's folder."""
 
     def __init__(self, project, folder, config, tags):
+        self.live = True
+        self._guarded("start", self._start, project, folder, config, tags)
+
+    def _start(self, project, folder, config, tags):
         stored = folder / "wandb_id"
         if not stored.exists():
             stored.write_text(secrets.token_hex(4))
-        self.live = True
         self.tracker = WandBTracker(
             project, id=stored.read_text(), resume="allow", dir=str(folder), config=config,
             name=f"{folder.parent.name}/{folder.name}", group=folder.parent.name, tags=tags)
-        self._guarded("start", self.tracker.start)
+        self.tracker.start()
 
     def log(self, step, values):
-        self._guarded("log", self.tracker.log, values, step=step)
+        self._guarded("log", lambda: self.tracker.log(values, step=step))
 
     def finish(self, exit_code):
         """End with the true state: 0 finished, anything else failed."""
