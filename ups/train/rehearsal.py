@@ -1,22 +1,30 @@
 """`--dry_run` and `--debug`: look before an expensive run, and look into one that fails.
 
 A rehearsal takes the last steps of the run (the longest unroll), with an evaluation and a
-checkpoint at the end, in a folder of its own, and says what the run will need.
+checkpoint at the end, in a folder of its own, and says what the run will need. What it leaves are
+data, codec and cache. Exit code 0, or 1 and one sentence that says what to change.
 """
 
 import contextlib
 import faulthandler
+import json
 import resource
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import torch
 
-from ups.train.checkpoint import checkpoints, damage
+from ups.config import UsageError
+from ups.train.checkpoint import checkpoints, damage, gather_state, read_checkpoint, restore_state
+from ups.train.policy import PeerFailed, on_main
+from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal; the first ones compile and warm up
+PROBES = {1: 1, 2: 4}  # rows per chunk at the second and third step: what memory does a row take?
 TRACED = range(3, 6)  # steps in the profiler's trace, counted from the start of the process
+GIB = 2**30
 
 
 class Rehearsed(Exception):
@@ -24,70 +32,154 @@ class Rehearsed(Exception):
 
 
 class Clock:
-    """Time the steps of a rehearsal: the last two before the one that evaluates and saves."""
+    """Time the steps of a rehearsal, and measure the memory of small chunks on the way."""
 
     def __init__(self, run):
-        self.run, self.marks = run, []
+        self.run, self.marks, self.peaks = run, [], {}
 
     def tick(self):
+        """Call before every step, and after the last one."""
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         self.marks.append(time.perf_counter())
+        if self.run.accelerator.device.type == "cuda" and self.run.cfg.steps >= STEPS:
+            self._probe(len(self.marks) - 1)
+
+    def _probe(self, step):
+        backward = self.run.backward
+        if step - 1 in PROBES:
+            self.peaks[backward.micro_batch] = peak_memory(self.run.accelerator)
+        if step == min(PROBES):
+            self.whole = backward.micro_batch  # what the first step found to fit
+        if step in (*PROBES, max(PROBES) + 1):
+            backward.micro_batch = min(PROBES.get(step, self.whole), self.whole)
+            torch.cuda.reset_peak_memory_stats()
 
     def step_seconds(self):
+        """The quickest step, but for the last one, which evaluates and saves."""
         steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
         return min(steps[:-1] or steps)
 
+    def fitting(self, rows, total):
+        """How many of `rows` fit into 95 % of `total` bytes: memory is a + b * rows."""
+        if len(self.peaks) < 2:
+            return self.run.backward.micro_batch  # not measured: those that were seen to fit
+        low, high = min(self.peaks), max(self.peaks)
+        slope = (self.peaks[high] - self.peaks[low]) / (high - low)
+        room = total * 0.95 - self.peaks[low]
+        return rows if slope <= 0 else max(1, min(rows, int(low + room / slope)))
+
 
 def report(run, clock, batch):
-    """Print what the run needs, on every rank's behalf, and raise `Rehearsed`."""
-    accelerator, cfg, folder = run.accelerator, run.cfg, run.folder
+    """Try the checkpoint, print what the run needs on every rank's behalf, raise `Rehearsed`."""
+    accelerator = run.accelerator
     cuda = accelerator.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(
-        resource.RUSAGE_SELF).ru_maxrss * 1024
-    peaks = accelerator.gather(torch.tensor([peak], device=accelerator.device)).tolist()
-    rows = largest_micro_batch(run.backward, batch) if cuda else len(batch["rows"])
-    if not accelerator.is_main_process:
-        raise Rehearsed("")
-    newest = checkpoints(folder / "checkpoints")[0]
-    fault = damage(newest)
-    size = sum(file.stat().st_size for file in newest.iterdir())
-    free = shutil.disk_usage(folder).free
-    need = size * (cfg.keep + 1)
+    total = torch.cuda.mem_get_info(accelerator.device)[1] if cuda else 0
+    needs = [[peak_memory(accelerator), clock.fitting(len(batch["rows"]), total)]]
+    needs = accelerator.gather(torch.tensor(needs, device=accelerator.device)).tolist()
+    fault = round_trip(run)
+    raise Rehearsed(on_main(accelerator, _table, run, clock, needs, fault))
+
+
+def peak_memory(accelerator):
+    """Bytes at most so far: allocated on the GPU, or resident on the CPU."""
+    if accelerator.device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def round_trip(run):
+    """Load the checkpoint over wiped weights and compare every tensor; the fault, or an empty text.
+
+    Every rank calls.
+    """
+    def newest():
+        found = checkpoints(run.folder / "checkpoints")
+        return (found[0], damage(found[0])) if found else (None, None)
+
+    folder, fault = on_main(run.accelerator, newest)
+    if folder is None or fault:
+        return (f"the checkpoint cannot be written ({fault or 'see above'}): make room, or put "
+                "--run on another disk.")
+    tensors, state = read_checkpoint(folder)
+    model, optimizer, ema = (run.parts[name] for name in ("model", "optimizer", "ema"))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    restore_state(run.accelerator, tensors, state["optimizer"], model, optimizer.optimizer, ema)
+    again = gather_state(run.accelerator, model, optimizer.optimizer, ema)  # main process only
+    wrong = [name for name, tensor in again.items() if not torch.equal(tensor, tensors[name])]
+    return f"the checkpoint does not restore {wrong[0]}: this is a bug." if wrong else ""
+
+
+def _table(run, clock, needs, fault):
+    """Print the needs (main process); the fault, that of the disk included."""
+    cfg, device = run.cfg, run.accelerator.device.type
+    found = checkpoints(run.folder / "checkpoints")
+    size = sum(file.stat().st_size for file in found[0].iterdir()) if found else 0
+    need, free = size * (cfg.keep + 1), shutil.disk_usage(run.folder).free
     seconds = clock.step_seconds()
     last = clock.marks[-1] - clock.marks[-2] - seconds  # evaluation and checkpoint
-    total = seconds * cfg.steps + last * (cfg.steps // cfg.eval_every + 1)
-    memory = ", ".join(f"rank {rank} {peak / 2**30:.2f} GiB" for rank, peak in enumerate(peaks))
+    total = seconds * cfg.steps + last * (cfg.steps // min(cfg.eval_every, cfg.save_every) + 1)
+    memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, (peak, _) in enumerate(needs))
     print(f"""
-rehearsal of {run.stage}: {accelerator.num_processes} processes, {accelerator.device.type}
+rehearsal of {run.stage}: {len(needs)} process{"es" * (len(needs) > 1)}, {device}
   seconds per step       {seconds:.4f} at the longest unroll
   evaluation, checkpoint {last:.2f} s each time
-  total                  {total / 60:.1f} minutes for {cfg.steps} steps
+  total                  at most {total / 60:.1f} minutes for {cfg.steps} steps
   peak memory            {memory}
-  micro-batch            {run.backward.micro_batch} rows used; about {rows} fit
-  checkpoint             {size / 2**20:.1f} MiB, {cfg.keep} kept: {need / 2**30:.2f} GiB needed, \
-{free / 2**30:.1f} GiB free
-  round trip             {"exact" if fault is None else fault}""")
-    if fault is None and need > free:
-        fault = (f"checkpoints need {need / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
+  micro-batch            {run.backward.micro_batch} rows used; \
+{min(rows for _, rows in needs)} fit, of {cfg.batch_size // len(needs)} per process
+  cache                  {cache_bytes(run) / 2**20:.1f} MiB in {cfg.cache}
+  checkpoint             {size / 2**20:.1f} MiB, {cfg.keep} kept: {need / GIB:.2f} GiB needed, \
+{free / GIB:.1f} GiB free
+  round trip             {fault or "exact"}""", flush=True)
+    if not fault and need > free:
+        fault = (f"checkpoints need {need / GIB:.1f} GiB and {free / GIB:.1f} GiB are free: "
                  "lower --keep, or put --run on a larger disk.")
-    raise Rehearsed(fault or "")
+    return fault
 
 
-def largest_micro_batch(backward, batch):
-    """Memory is a + b * rows: measure it at one and at four rows, on the device as it is."""
-    rows, before, peaks = len(batch["rows"]), backward.micro_batch, {}
-    for size in (1, min(4, rows)):
-        backward.micro_batch = size
-        backward._free()
-        torch.cuda.reset_peak_memory_stats()
-        backward(batch)
-        peaks[size] = torch.cuda.max_memory_allocated()
-    backward.micro_batch = before
-    low, high = min(peaks), max(peaks)
-    slope = (peaks[high] - peaks[low]) / max(1, high - low)
-    room = torch.cuda.get_device_properties(0).total_memory * 0.95 - peaks[low]
-    return rows if slope <= 0 else max(1, min(rows, int(low + room / slope)))
+def cache_bytes(run):
+    """Size of the latents, below --cache, that were made with the codecs of this run."""
+    size = 0
+    for path in Path(run.cfg.cache).glob("*/manifest.json"):
+        with contextlib.suppress(ValueError, KeyError):  # a damaged one is not ours to judge
+            manifest = json.loads(path.read_text())
+            if manifest["identity"]["codec"] in run.lineage.values():
+                size += sum(shard["bytes"] for shard in manifest["shards"])
+    return size
+
+
+def clear(folder):
+    """Forget what a rehearsal that was killed has left; its lock is ours now (main process)."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def end(run, error):
+    """Remove the folder and exit: 0, or 1 with a sentence; what is a bug keeps its traceback."""
+    main = run.accelerator.is_main_process
+    if main:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a folder stays where it holds anything
+            run.folder.parent.rmdir()
+            Path(run.cfg.run).rmdir()
+    text, told = str(error), main
+    if is_out_of_memory(error):
+        rows, told = getattr(getattr(run, "backward", None), "micro_batch", 0), True
+        cure = f"use --micro_batch {rows // 2}" if rows > 1 else "a smaller model or batch will fit"
+        text = f"rank {run.accelerator.process_index} is out of memory at {rows} rows: {cure}."
+    elif not isinstance(error, Rehearsed | UsageError | PeerFailed | FloatingPointError):
+        return
+    if told and not isinstance(error, PeerFailed):
+        print(f"error: {text}" if text else "all is well.", file=sys.stderr)
+    if isinstance(error, Rehearsed):
+        run.accelerator.end_training()
+    sys.exit(1 if text else 0)
 
 
 @contextlib.contextmanager
@@ -96,8 +188,7 @@ def debugging(run):
     if not run.cfg.debug:
         yield lambda: None
         return
-    rank, count = run.accelerator.process_index, 0
-    profiler = torch.profiler.profile()
+    rank, count, profiler = run.accelerator.process_index, 0, torch.profiler.profile()
 
     def tick():
         nonlocal count
@@ -105,8 +196,11 @@ def debugging(run):
         if count == TRACED.start:
             profiler.start()
         if count == TRACED.stop:
-            profiler.stop()
-            profiler.export_chrome_trace(str(run.folder / f"trace_rank{rank}.json"))
+            stop()
+
+    def stop():
+        profiler.stop()
+        profiler.export_chrome_trace(str(run.folder / f"trace_rank{rank}.json"))
 
     with open(run.folder / f"faults_rank{rank}.log", "w") as file:
         faulthandler.enable(file)
@@ -116,3 +210,5 @@ def debugging(run):
             yield tick
         finally:
             faulthandler.disable()
+            if TRACED.start <= count < TRACED.stop:  # the run ends before the trace does
+                stop()

@@ -1,0 +1,131 @@
+"""A dry run says what a run needs and leaves nothing behind; `--debug` leaves a trace per rank."""
+
+import fcntl
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launching import ROOT, launch
+
+import train_operator as script
+from ups.data.make import make
+from ups.train import rehearsal
+
+TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--eval_every", "6", "--save_every",
+        "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2", "--model.modes", "4",
+        "--val_trajectories", "4"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make("burgers1d", out=folder, samples=40, grid=32, frames=9)
+    return folder
+
+
+def flags(folder, data, *more):
+    return ["--run", str(folder / "run"), "--data", str(data), "--cache", str(folder / "cache"),
+            *TINY, *map(str, more)]
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def dry_run(*args):
+    """In this process: the exit code."""
+    with pytest.raises(SystemExit) as end:
+        script.main([*args, "--dry_run"])
+    return end.value.code
+
+
+def test_two_processes_beside_a_finished_run_that_is_locked(tmp_path, data):
+    script.main(flags(tmp_path, data))
+    before = content(tmp_path)
+    with open(tmp_path / "run" / "operator" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = launch(ROOT / "train_operator.py", *flags(tmp_path, data), "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert "all is well." in done.stderr and "is finished" not in done.stdout
+    assert content(tmp_path) == before and not list(tmp_path.rglob("*dry_run*"))
+    table = done.stdout[done.stdout.index("rehearsal of operator: 2 processes, cpu"):]
+    assert len(re.findall(r"rank [01] 0\.[1-9]\d GiB", table)) == 2
+    assert 0 < float(re.search(r"seconds per step +([\d.]+) at", table)[1]) < 5
+    assert "4 rows used; 4 fit, of 4 per process" in table
+    assert re.search("round trip +exact", table)
+    shards = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
+    assert f"{shards / 2**20:.1f} MiB in {tmp_path / 'cache'}" in table and shards > 20_000
+    checkpoint = tmp_path / "run" / "operator" / "checkpoints" / "step_12"
+    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    shown = float(re.search(r"checkpoint +([\d.]+) MiB, 2 kept", table)[1])
+    assert shown == pytest.approx(size / 2**20, abs=0.06) and shown > 0.2
+
+
+def test_the_first_dry_run_leaves_data_codec_and_cache(tmp_path, data, capsys):
+    assert dry_run(*flags(tmp_path, data, "--steps", 3)) == 0  # fewer than a rehearsal has
+    assert "for 3 steps" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
+    assert (tmp_path / "run/codec/burgers1d/model/model.safetensors").stat().st_size > 0
+
+
+def test_a_disk_that_is_full_or_too_small(tmp_path, data, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ups.train.run.write_checkpoint", full)
+        assert dry_run(*flags(tmp_path, data)) == 1
+    shown = capsys.readouterr()
+    assert "error: the checkpoint cannot be written" in shown.err and "all is well" not in shown.err
+    small = SimpleNamespace(free=1000)
+    monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda path: small)
+    assert dry_run(*flags(tmp_path, data)) == 1
+    assert "0.0 GiB are free: lower --keep, or put --run" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_restore_is_found(tmp_path, data, capsys, monkeypatch):
+    real = rehearsal.restore_state
+
+    def forgetful(accelerator, tensors, *rest):
+        real(accelerator, {k: t * 0 if k.startswith("ema/") else t for k, t in tensors.items()},
+             *rest)
+
+    monkeypatch.setattr(rehearsal, "restore_state", forgetful)
+    assert dry_run(*flags(tmp_path, data)) == 1
+    assert "error: the checkpoint does not restore ema/" in capsys.readouterr().err
+
+
+def test_the_largest_micro_batch_from_two_probes(monkeypatch):
+    """Memory is 10 + 3 rows here, the card has 100 (95 of them are used): 28 rows fit."""
+    backward = SimpleNamespace(micro_batch=32)
+    run = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cuda")),
+                          backward=backward, cfg=SimpleNamespace(steps=100))
+    monkeypatch.setattr(rehearsal, "peak_memory", lambda _: 10 + 3 * backward.micro_batch)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    clock, used = rehearsal.Clock(run), []
+    for _ in range(rehearsal.STEPS):
+        clock.tick()
+        used.append(backward.micro_batch)
+    clock.tick()
+    assert used == [32, 1, 4, 32, 32, 32, 32, 32] and clock.peaks == {1: 13, 4: 22}
+    assert clock.fitting(32, 100) == 28 and clock.fitting(16, 100) == 16
+    assert clock.fitting(32, 1) == 1
+
+
+def test_debug_traces_some_steps_of_every_rank(tmp_path):
+    toy = Path(__file__).parent / "toy.py"
+    done = launch(toy, "--run", tmp_path, "--debug")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        stage = tmp_path / "micro0" / "toy"
+        events = json.loads((stage / f"trace_rank{rank}.json").read_text())["traceEvents"]
+        names = [event.get("name", "") for event in events]
+        assert sum(name == "gloo:all_reduce" for name in names) >= 6  # two in a step
+        assert sum("AdamW.step" in name for name in names) == 3
+        assert (stage / f"faults_rank{rank}.log").exists()
+        assert f"faults_rank{rank}.log" in done.stderr
+
+
