@@ -1,0 +1,152 @@
+"""`launch/pipeline.sh` with a stage in miniature: the end, a signal, a failure, two machines."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from launching import ROOT, environment, launch
+
+STAGE = """
+import sys, time
+sys.path.append("{tests}")
+import toy
+from ups.config import command, parse
+from ups.train.run import Run
+
+def main():
+    cfg = parse(toy.Config)
+    with Run(cfg, "operator") as run:
+        if not run.finished:
+            if not cfg.dry_run and {slow}:
+                step = run.every
+                run.every = lambda steps: time.sleep(0.1) or step(steps)
+            toy.train(run, cfg)
+
+command(main)
+"""
+FLAGS = ["--steps", "12", "--cache", "cache"]  # a dry run takes steps 5 to 12
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The project with a miniature of the operator's stage and a doctor who takes no time."""
+    folder = tmp_path / "checkout"
+    (folder / "ups").mkdir(parents=True)
+    (folder / "ups" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'ups')!r})")
+    (folder / "ups" / "doctor.py").write_text(
+        "import os, sys; print('doctor'); sys.exit(int(os.environ.get('ILL', 0)))")
+    write_stage(folder)
+    for name in ("launch", "accelerate_configs"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def write_stage(folder, slow=False):
+    stage = STAGE.format(tests=ROOT / "tests" / "train", slow=slow)
+    (folder / "train_operator.py").write_text(stage)
+
+
+def pipeline(checkout, *args, config="1gpu.yaml", **env):
+    """Start it, in a session of its own."""
+    bin = Path(sys.executable).parent
+    env = environment() | {"PYTHONPATH": "", "PATH": f"{bin}:{os.environ['PATH']}"} | env
+    return subprocess.Popen(
+        ["launch/pipeline.sh", "runs/x", f"accelerate_configs/{config}", *FLAGS, *args],
+        cwd=checkout, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True)
+
+
+def ended(process, timeout=90):
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends the launcher, whose session is another one
+        out, err = process.communicate(timeout=60)
+        raise AssertionError(f"no end after {timeout} s\n{out[-3000:]}\n{err[-3000:]}") from None
+    return process.returncode, out, err
+
+
+def losses(stage):
+    lines = map(json.loads, (stage / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["train/loss"]) for line in lines]
+
+
+def test_a_signal_then_the_same_command_then_nothing_left_to_do(checkout):
+    stage = checkout / "runs" / "x" / "operator"
+    write_stage(checkout, slow=True)
+    first = pipeline(checkout)
+    limit = time.monotonic() + 60
+    while not (stage / "checkpoints").exists():  # step 3; the dry run is over
+        assert time.monotonic() < limit and first.poll() is None, ended(first)
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGUSR1)  # as Slurm does before the end
+    code, out, err = ended(first)
+    assert code == 143, err
+    assert out.count("doctor") == 2 and "round trip" in out  # its line, and what it says
+    end = json.loads((stage / "exit.json").read_text())
+    assert end["status"] == "stopped" and 3 <= end["step"] < 12
+    write_stage(checkout)
+    code, out, err = ended(pipeline(checkout))
+    assert code == 0, err
+    assert f"resuming from runs/x/operator/checkpoints/step_{end['step']}" in out
+    assert "round trip" not in out and [step for step, _ in losses(stage)] == list(range(1, 13))
+    code, out, _ = ended(pipeline(checkout))
+    assert code == 0 and "is finished (step 12)" in out and "resuming" not in out
+
+
+def test_it_stops_at_the_first_failure_and_restarts_only_what_died(checkout):
+    code, out, _ = ended(pipeline(checkout, ILL="1"))
+    assert code == 1 and "train_operator" not in out
+    (checkout / "data").mkdir()
+    (checkout / "data" / "a.hdf5").write_text("no HDF5")
+    code, out, err = ended(pipeline(checkout))
+    assert code == 2 and "a.hdf5" in err and "train_operator" not in out
+    (checkout / "data" / "a.hdf5").unlink()
+    code, out, err = ended(pipeline(checkout, "--bach_size", "12"))
+    assert code == 1 and "the nearest is --batch_size" in err and "restart" not in err
+    code, out, err = ended(pipeline(checkout, DIE_AT="4", RESTARTS="1"))  # on either attempt
+    assert code == 1 and err.count("==> restart") == 1 and out.count("resuming from") == 1
+
+
+def test_two_machines_one_is_lost_and_comes_back(checkout):
+    """The survivor starts again by itself; the losses are those of one machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+
+    def machine(rank, **env):
+        return pipeline(checkout, config="2node.yaml", MACHINES="2", MACHINE_RANK=rank,
+                        PROCESSES="2", MAIN_IP="127.0.0.1", MAIN_PORT=port, **env)
+
+    survivor, lost = machine("0"), machine("1", DIE_AT="4", RESTARTS="0")
+    code, _, err = ended(lost)
+    assert code == 1, err
+    code, _, err = ended(machine("1"))
+    assert code == 0, err
+    code, out, err = ended(survivor)
+    assert code == 0, err
+    assert "==> restart 1" in err and "restart 2" not in err
+    assert "resuming from runs/x/operator/checkpoints/step_3" in out
+    assert json.loads((checkout / "runs/x/operator/exit.json").read_text())["status"] == "done"
+
+    one = launch(checkout / "train_operator.py", "--run", checkout / "one", *FLAGS)
+    assert one.returncode == 0, one.stderr
+    expected, got = losses(checkout / "one/operator"), losses(checkout / "runs/x/operator")
+    assert [step for step, _ in got] == list(range(1, 13))
+    assert max(abs(a - b) for (_, a), (_, b) in zip(expected, got, strict=True)) < 1e-9
+
+
+def test_the_scripts_of_the_schedulers():
+    slurm = (ROOT / "launch" / "slurm.sbatch").read_text()
+    assert subprocess.run(["bash", "-n", ROOT / "launch" / "slurm.sbatch"]).returncode == 0
+    assert "#SBATCH --signal=B:USR1@" in slurm and "scontrol requeue" in slurm
+    sky = yaml.safe_load((ROOT / "launch" / "sky.yaml").read_text())
+    assert sky["resources"]["autostop"]["idle_minutes"] <= 10
+    assert "launch/pipeline.sh" in sky["run"] and "launch/pipeline.sh" in slurm
