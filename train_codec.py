@@ -32,7 +32,7 @@ from ups.models.grid_codec import (
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, compile_model
+from ups.train.step import Backward, Captured, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,9 @@ def main(argv=None):
         fit_line(model, lambda: frames("train"), lambda: frames("val"))
         if cfg.compile:
             compile_model(model)
-        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99),
-                                      weight_decay=0.0, fused=True)
+        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
+        optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.0,
+                                      fused=True, capturable=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
             (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
 
@@ -114,18 +115,23 @@ def main(argv=None):
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
         loss = functools.partial(codec_loss, point=cfg.point_weight, inverse=cfg.inverse_weight)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=cfg.compile,
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("index",))
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)
 
         # train
-        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
-            loss = backward(prepared(batch, cfg, task))  # same outcome on every rank
+        def update():
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
-            scheduler.step()
             ema.update(model)
+            return grad_norm
+
+        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, task))  # same outcome on every rank
+            grad_norm = update()
+            scheduler.step()
 
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm,

@@ -25,7 +25,7 @@ from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, compile_model
+from ups.train.step import Backward, Captured, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +127,9 @@ def main(argv=None):
         model = LatentOperator(cfg.model, [task.spec for task in latents.tasks])
         if cfg.compile:
             compile_model(model, len(latents.tasks))
-        optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay,
-                                      fused=True)
+        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
+        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
+                                      fused=True, capturable=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
             (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
 
@@ -136,17 +137,22 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        backward = Backward(run, model, operator_loss, cfg.micro_batch, graphs=cfg.compile)
+        backward = Backward(run, model, operator_loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)
 
         # train
-        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
-            loss = backward(prepared(batch, cfg, latents.tasks))  # same outcome on every rank
+        def update():
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
-            scheduler.step()
             ema.update(model)
+            return grad_norm
+
+        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, latents.tasks))  # same outcome on every rank
+            grad_norm = update()
+            scheduler.step()
 
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm,

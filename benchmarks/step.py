@@ -2,11 +2,12 @@
 
     python benchmarks/step.py [--task burgers1d --preset medium --steps 300]
 
-All speeds come from one process, side by side, on the same batches: the operator's own script loop
-in eager mode, with graphs or compilation alone, with both (`--compile`), and a bare loop (the same
-compiled model and fused AdamW, captured whole, its data on the device, nothing of `ups/train`).
-Then the gradients that graphs accumulate over micro-batches are compared with eager ones, and a
-roll-out of a trained model in bfloat16 with one in float32.
+All speeds come from one process, side by side, on the same data: the loop of train_operator.py in
+eager mode, with graphs or compilation alone, with both (`--compile`), then with its augmentations
+and a loader worker; and a bare loop: the same compiled model, clipping and fused AdamW captured in
+one graph, its data on the device, nothing of `ups/train`. Then the gradients that graphs accumulate
+over micro-batches are compared with eager ones, and a roll-out of a trained model in bfloat16 with
+one in float32.
 """
 
 import argparse
@@ -30,27 +31,32 @@ from ups.train.run import Run  # noqa: E402
 from ups.train.step import Backward  # noqa: E402
 
 
-def script_speed(cfg, graphs, steps):
+def script_speed(cfg, compiled, graphs, steps):
     """Steps per second of the real loop, after a warm-up of a third of the steps."""
-    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{cfg.compile}{graphs}", steps=steps + steps // 3)
+    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{time.time()}", steps=steps + steps // 3)
     stamps = {}
 
     class Timed(Backward):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options | {"graphs": graphs})
-
         def __call__(self, batch):
             if batch["step"] in (steps // 3, cfg.steps - 1):
                 torch.cuda.synchronize()
                 stamps[batch["step"]] = time.perf_counter()
             return super().__call__(batch)
 
-    original, script.Backward = script.Backward, Timed
-    quiet, script.finish_operator = script.finish_operator, lambda *args: None
+    class Chosen(Run):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.graphs = graphs
+
+    swapped = {"Backward": Timed, "Run": Chosen, "finish_operator": lambda *args: None}
+    if not compiled:
+        swapped["compile_model"] = lambda *args: None
+    originals = {name: getattr(script, name) for name in swapped}
+    vars(script).update(swapped)
     try:
         script.main([item for key, value in script_flags(cfg) for item in (f"--{key}", *value)])
     finally:
-        script.Backward, script.finish_operator = original, quiet
+        vars(script).update(originals)
         AcceleratorState._reset_state(reset_partial_state=True)
     (first, begin), (last, end) = sorted(stamps.items())
     return (last - first) / (end - begin)
@@ -134,16 +140,20 @@ def main():
     base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
                          cache=str(folder / "cache"), tasks=(args.task,), unroll=1,
                          batch_size=args.batch_size, log_every=50, eval_every=10**6,
-                         save_every=10**6, val_trajectories=2)
+                         save_every=10**6, val_trajectories=2, compile=True, shift=False,
+                         noise=0.0)
 
     rows = {}
-    rows["eager"] = script_speed(base, False, args.steps)
-    rows["graphs alone"] = script_speed(base, True, args.steps)
-    fast = dataclasses.replace(base, compile=True)
-    rows["compiled"] = script_speed(fast, False, args.steps)
-    rows["compiled, graphs"] = script_speed(fast, True, args.steps)
+    rows["eager"] = script_speed(base, False, False, args.steps)
+    rows["graphs alone"] = script_speed(base, False, True, args.steps)
+    rows["compiled alone"] = script_speed(base, True, False, args.steps)
+    rows["compiled, graphs"] = script_speed(base, True, True, args.steps)
+    full = dataclasses.replace(base, shift=True, noise=0.01)
+    rows["  and shifts, noise"] = script_speed(full, True, True, args.steps)
+    rows["  and one worker"] = script_speed(dataclasses.replace(full, workers=1), True, True,
+                                            args.steps)
 
-    trained = dataclasses.replace(base, run=str(folder / "trained"), compile=True, unroll=4,
+    trained = dataclasses.replace(full, run=str(folder / "trained"), unroll=4,
                                   steps=args.train_steps)
     script.main([i for key, value in script_flags(trained) for i in (f"--{key}", *value)])
     AcceleratorState._reset_state(reset_partial_state=True)

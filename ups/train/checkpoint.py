@@ -73,7 +73,11 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
         if name.startswith("optimizer/"):
             _, index, key = name.split("/")
             state.setdefault(int(index), {})[key] = like(tensor, lives[int(index)])
+    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if torch.is_tensor(rate):  # the one that the scheduler, and a CUDA graph, know
+            group["lr"] = rate.fill_(group["lr"])
 
 
 def write_checkpoint(folder, step, tensors, state, keep):
@@ -83,7 +87,7 @@ def write_checkpoint(folder, step, tensors, state, keep):
         shutil.rmtree(stale)
     partial.mkdir(parents=True)
     save_file(tensors, partial / "state.safetensors")
-    (partial / "state.json").write_text(json.dumps(state, indent=1))
+    (partial / "state.json").write_text(json.dumps(state, indent=1, default=float))
     manifest = {}
     for name in FILES:
         file = partial / name

@@ -20,16 +20,20 @@ def local(tensors):
 class EMA:
     def __init__(self, model, decay):
         self.decay = decay
-        self.updates = 0
         self.best_score = float("inf")
         self.shadow = [p.detach().clone() for p in model.parameters()]
         self.best = [s.clone() for s in self.shadow]
+        # updates so far, on the device, so that a CUDA graph counts them too
+        self.updates = torch.zeros((), dtype=torch.float64, device=local(self.shadow)[0].device)
 
     @torch.no_grad()
     def update(self, model):
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        shadow, params = local(self.shadow), local(model.parameters())
+        decay = ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
         self.updates += 1
-        torch._foreach_lerp_(local(self.shadow), local(model.parameters()), 1 - decay)
+        change = torch._foreach_sub(params, shadow)
+        torch._foreach_mul_(change, (1 - decay).to(change[0].dtype))
+        torch._foreach_add_(shadow, change)
 
     @torch.no_grad()
     def keep_best(self, score):

@@ -24,6 +24,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from tqdm import tqdm
 
@@ -91,6 +92,8 @@ class Run:
         self.accelerator = make_accelerator(cfg.debug)
         self._check_batch_size()
         torch.manual_seed(cfg.seed)  # the same weights on every rank
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.graphs = cfg.compile and self.accelerator.device.type == "cuda" and not sharded
         self.agree = Agreement(self.accelerator, cfg.timeout)
         self.previous = on_main(self.accelerator, self._take_folder)  # how the last launch ended
         self.finished = self.previous.get("status") == "done"
@@ -161,8 +164,10 @@ class Run:
                                  "put it back, or give another --run.")
         restore_state(self.accelerator, tensors, state["optimizer"],
                       model, optimizer.optimizer, ema)
+        del state["scheduler"]["base_lrs"]  # from the configuration, and perhaps a tensor
         scheduler.load_state_dict(state["scheduler"])
-        ema.updates, best = state["ema_updates"], state["best_score"]
+        ema.updates.fill_(state["ema_updates"])
+        best = state["best_score"]
         ema.best_score = math.inf if best is None else best
         backward.micro_batch = backward.micro_batch or state["micro_batch"]
         self.step = sampler.start = state["step"]
@@ -249,7 +254,8 @@ class Run:
         ema, best = self.parts["ema"], self.parts["ema"].best_score
         groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
         state = {"step": self.step, "optimizer": groups, "lineage": self.lineage,
-                 "scheduler": self.parts["scheduler"].state_dict(), "ema_updates": ema.updates,
+                 "scheduler": self.parts["scheduler"].state_dict(),
+                 "ema_updates": float(ema.updates),
                  "best_score": best if math.isfinite(best) else None,
                  "micro_batch": self.backward.micro_batch, "config": flat(self.cfg)}
         try:

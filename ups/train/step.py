@@ -12,6 +12,7 @@ write into them. FSDP2 has its own reduction inside backward, which averages ove
 """
 
 import contextlib
+import functools
 import sys
 
 import torch
@@ -40,6 +41,34 @@ def compile_model(model, tasks=1):
     model.compile(dynamic=False)
 
 
+class Captured:
+    """`function()` as a CUDA graph: two calls warm up, the third is captured, later ones replay it.
+
+    It must work on the same memory in every call; what it returns is overwritten by the next one.
+    """
+
+    def __init__(self, function, enabled=True):
+        self.function, self.enabled = function, enabled
+        self.calls, self.graph, self.result = 0, torch.cuda.CUDAGraph() if enabled else None, None
+
+    def __call__(self):
+        if not self.enabled:
+            return self.function()
+        self.calls += 1
+        if self.calls < 3:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.result = self.function()
+            torch.cuda.current_stream().wait_stream(side)
+            return self.result
+        if self.calls == 3:
+            with torch.cuda.graph(self.graph):
+                self.result = self.function()
+        self.graph.replay()
+        return self.result
+
+
 class Backward:
     """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
 
@@ -55,12 +84,10 @@ class Backward:
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.micro_batch, self.shared = micro_batch, shared
         self.splits = 0  # how often memory ran out so far, on any rank
-        self.graphs = {} if graphs and self.accelerator.device.type == "cuda" else None
+        self.graphs = {} if graphs else None  # shape -> (its inputs, its computation)
         params = [p for p in model.parameters() if p.requires_grad]
         self.params, self.grads = params, []
         if self.sharded:
-            if self.graphs is not None:
-                raise ValueError("CUDA graphs do not hold FSDP2's collectives")
             self.flat = torch.zeros(1, dtype=params[0].dtype, device=self.accelerator.device)
             return
         sizes = [-(-p.numel() // 64) * 64 for p in params]  # aligned, for vectorised optimizers
@@ -130,30 +157,20 @@ class Backward:
         self.flat[-1] += loss.detach()
 
     def _replay(self, chunk, rows):
-        """Two calls of a shape warm up, the third captures `_chunk`, every later one replays it.
+        """`_chunk` as a graph, one for each shape, on inputs of its own.
 
-        All of them read the same buffers: a tensor of other strides would compile anew, which a
-        capture does not survive.
+        Warm-up reads them too: tensors of other strides would compile anew inside the capture.
         """
         tensors = {key: value for key, value in chunk.items() if torch.is_tensor(value)}
         shape = tuple((k, tuple(v.shape) if k in tensors else v) for k, v in sorted(chunk.items()))
         if shape not in self.graphs:
-            self.graphs[shape] = [0, None, {k: v.contiguous().clone() for k, v in tensors.items()}]
-        calls, graph, static = self.graphs[shape]
-        torch._foreach_copy_(list(static.values()), [tensors[key] for key in static])
-        if calls < 2:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._chunk(chunk | static, rows)
-            torch.cuda.current_stream().wait_stream(side)
-        else:
-            if graph is None:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self._chunk(chunk | static, rows)
-            graph.replay()
-        self.graphs[shape] = [calls + 1, graph, static]
+            static = {key: value.contiguous().clone() for key, value in tensors.items()}
+            computation = functools.partial(self._chunk, chunk | static, rows)
+            self.graphs[shape] = static, Captured(computation)
+        static, replay = self.graphs[shape]
+        for key, value in static.items():
+            value.copy_(tensors[key], non_blocking=True)
+        replay()
 
     def _free(self):
         if self.graphs is not None:
