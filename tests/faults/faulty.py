@@ -10,13 +10,15 @@ Each scenario trains in RUN/NAME. Its keys say what goes wrong, at `step`, on `r
     worker    an exception in a loader's worker
     full      bytes that a file may have from `step` on, until `until`
     kill      a signal to this process: "SIGKILL", "SIGTERM"; `point` of a save instead of a step
-    sleep     never answer again
-    pause     seconds that every step takes
+    sleep     never answer again: "light" until a signal, "deep" until SIGKILL
+    hold      wait for a signal; a file `held` says that both ranks do
+    restarts  so many times this launch kills a rank, one step later each time
     seed      faults drawn at random in every step
 
 What each rank did goes to RUN/NAME/rankR.json, every collective to RUN/NAME/collectivesR.txt.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -29,6 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
+import fsdp_on_cpu
 import torch
 import torch.distributed as dist
 import toy
@@ -166,7 +169,10 @@ def turns(run, fault):
         global SAVED
         fault.step = SAVED = step
         spec = fault.spec
-        time.sleep(spec.get("pause", 0))
+        if fault.due("hold"):
+            (run.folder / f"held{run.accelerator.process_index}").write_text("yes")
+            while not run.stop_requested:
+                time.sleep(0.02)
         if "seed" in spec:
             draw = random.Random(f"{spec['seed']} {step} {run.accelerator.process_index}")
             fault.fired = 0
@@ -180,6 +186,8 @@ def turns(run, fault):
         if fault.due("kill") and "point" in spec:
             kill_in_save(spec["point"])
         if fault.due("sleep"):
+            if spec["sleep"] == "light":
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(10_000)
         if fault.mine and step == spec.get("step") and "full" in spec:
             resource.setrlimit(resource.RLIMIT_FSIZE, (spec["full"], FULL_SIZE[1]))
@@ -228,11 +236,15 @@ def play(spec, cfg):
 
 def main():
     specs, cfg = json.loads(sys.argv[1]), parse(toy.Config, sys.argv[2:])
-    if os.environ.get("SHARDED"):
-        import fsdp_on_cpu
+    with fsdp_on_cpu.strategy("fsdp") if os.environ.get("SHARDED") else contextlib.nullcontext():
+        play_all(specs, cfg)
 
-        fsdp_on_cpu.strategy("fsdp")
+
+def play_all(specs, cfg):
     for spec in specs:
+        count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        if count < spec.get("restarts", 0):
+            spec |= {"kill": "SIGKILL", "rank": count % 2, "step": count + 2}
         run, error = play(spec, cfg)
         if spec is specs[-1]:
             run.__exit__(type(error), error, None)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -11,18 +12,23 @@ from pathlib import Path
 import launching
 
 SCRIPT = Path(__file__).with_name("faulty.py")
-QUICK = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}  # a launcher's patience with a rank that hangs
 SECONDS = 90
 
 
 class Watched:
     """A launch whose processes can be found by a mark in their environment."""
 
-    def __init__(self, folder, specs, *flags, env=None, **options):
+    def __init__(self, folder, specs, *flags, env=None, torchrun=(), **options):
         self.folder, self.mark, self.began = Path(folder), uuid.uuid4().hex, time.monotonic()
-        env = QUICK | {"UPS_TEST_MARK": self.mark} | (env or {})
-        self.process = launching.start(SCRIPT, json.dumps(specs), "--run", folder, *flags,
-                                       env=env, **options)
+        env = {"UPS_TEST_MARK": self.mark} | (env or {})
+        command = [str(SCRIPT), json.dumps(specs), "--run", str(folder), *map(str, flags)]
+        if torchrun:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *torchrun, "--", *command],
+                text=True, cwd=launching.ROOT, env=launching.environment() | env,
+                start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        else:
+            self.process = launching.start(*command, env=env, **options)
 
     def wait_for(self, path, seconds=SECONDS):
         """Wait until the processes have written a file; return its text."""

@@ -68,15 +68,15 @@ class Agreement:
 
     def __init__(self, accelerator, timeout):
         self.alone = accelerator.num_processes == 1
-        self.timeout, self.group = timedelta(seconds=timeout), None
-        if not self.alone and accelerator.device.type == "cuda":
-            self.group = dist.new_group(backend="gloo")  # no device synchronisation
+        self.patience = timedelta(seconds=0.8 * timeout)  # the main process names a silent rank
+        if not self.alone:  # gloo: no device synchronisation; a silent main process is named last
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
     def __call__(self, *flags):
         """The largest of each flag over all ranks; a rank that does not answer is named."""
         if self.alone:
             return flags
-        dist.monitored_barrier(self.group, self.timeout, wait_all_ranks=True)
+        dist.monitored_barrier(self.group, self.patience, wait_all_ranks=True)
         tensor = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
@@ -85,8 +85,10 @@ class Agreement:
 def make_accelerator(debug=False):
     """An Accelerator with the policy of all stages; refuses what cannot train well."""
     if debug:
-        os.environ.update(TORCH_DISTRIBUTED_DEBUG="DETAIL", NCCL_DEBUG="INFO")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # started by a launcher: do not outlive it
+        os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
+        dist.set_debug_level_from_env()  # torch read it at import; DETAIL crashes DDP over gloo
+    if os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}:
+        # started by accelerate or torchrun: do not outlive it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     accelerator = MixedAccelerator(
         cpu=not torch.accelerator.is_available(),

@@ -1,0 +1,146 @@
+"""One run that is killed again and again, each time in another way, and ends as if it never was.
+
+Every death starts from the checkpoint that the one before left. After each: no process is left,
+nothing is lost beyond the last checkpoint, all ranks had entered the same collectives.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import launching
+import pytest
+from watching import SCRIPT, Watched, ending, losses, one_order, play, ranks, saved
+
+STEPS, FLAGS = 30, ("--steps", 30, "--save_every", 3, "--keep", 2)
+
+# what happens: the scenario, and the checkpoint that must be the newest one afterwards
+DEATHS = {
+    "rank 0": ({"kill": "SIGKILL", "rank": 0, "step": 5}, 3),
+    "rank 1": ({"kill": "SIGKILL", "rank": 1, "step": 8}, 6),
+    "save half": ({"kill": "SIGKILL", "rank": 0, "step": 9, "point": "half"}, 6),
+    "save unnamed": ({"kill": "SIGKILL", "rank": 0, "step": 9, "point": "unnamed"}, 6),
+    "save unpruned": ({"kill": "SIGKILL", "rank": 0, "step": 9, "point": "unpruned"}, 9),
+    "SIGUSR1": ({"kill": "SIGUSR1", "rank": 0, "step": 11}, 11),
+    "SIGTERM": ({"kill": "SIGTERM", "rank": 1, "step": 14}, 14),
+    "worker": ({"worker": True, "workers": 1, "rank": 1, "step": 17}, 15),
+    "launcher SIGTERM": ({"hold": True, "step": 19}, 19),
+    "launcher SIGKILL": ({"hold": True, "step": 22}, 22),
+}
+STOPPED = {"SIGUSR1", "SIGTERM", "launcher SIGTERM", "launcher SIGKILL"}
+
+
+def die(folder, name, spec, seed=0):
+    """One launch that ends before its time; returns what is there afterwards."""
+    place = folder / "run"
+    for rank in (0, 1):
+        (place / f"pid{rank}").unlink(missing_ok=True)
+        (place / f"collectives{rank}.txt").unlink(missing_ok=True)
+        (place / "toy" / f"held{rank}").unlink(missing_ok=True)
+    refused = None
+    watched = Watched(folder, [{"name": "run", **spec}], *FLAGS)
+    if "hold" in spec:
+        for rank in (0, 1):
+            watched.wait_for(place / "toy" / f"held{rank}")
+        if name == "launcher SIGTERM":
+            refused = second_launch(folder)
+        os.kill(watched.process.pid, getattr(signal, name.split()[1]))
+    watched.end()
+    end = ending(place)
+    kept = shutil.copytree(place / "toy", folder / f"after {name} {seed}")
+    return {"launch": watched, "end": end, "saved": saved(place), "refused": refused,
+            "order": one_order(place, cut=True), "kept": kept}
+
+
+def second_launch(folder):
+    """One process on the folder that the first launch still holds."""
+    command = [sys.executable, str(SCRIPT), '[{"name": "run"}]', "--run", str(folder)]
+    return subprocess.run([*command, *map(str, FLAGS)], env=launching.environment(), timeout=60,
+                          cwd=launching.ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound")
+    assert play(folder, [{"name": "run"}], *FLAGS).code == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kills")
+    seen = {name: die(folder, name, spec) for name, (spec, _) in DEATHS.items()}
+    last = play(folder, [{"name": "run"}], *FLAGS)
+    assert last.code == 0, last.err[-3000:]
+    return folder / "run", seen
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_death_costs_at_most_what_came_after_the_checkpoint(chain, name):
+    one = chain[1][name]
+    assert one["launch"].code != 0, one["launch"].err[-3000:]
+    assert one["order"]
+    assert one["launch"].lingered < 15
+    assert one["saved"][0] == DEATHS[name][1]
+    if name in STOPPED:
+        assert one["end"]["status"] == "stopped" and one["end"]["step"] == one["saved"][0]
+        assert one["end"]["reason"] == f"stopped by a signal at step {one['saved'][0]}."
+    elif one["end"] is not None:  # a rank that survives says what it saw
+        assert one["end"]["status"] == "failed"
+
+
+def test_the_whole_ends_as_if_nothing_had_been(chain, sound):
+    place = chain[0]
+    assert [one["weights"] for one in ranks(place)] == [one["weights"] for one in ranks(sound)]
+    assert losses(place) == losses(sound) and losses(place).keys() == set(range(1, STEPS + 1))
+    assert ending(place)["status"] == "done" and not list(place.rglob("*.partial"))
+
+
+def test_a_save_that_was_cut_is_seen_for_what_it_is(chain):
+    names = {name: sorted(path.name for path in (one["kept"] / "checkpoints").iterdir())
+             for name, one in chain[1].items()}
+    assert names["save half"] == ["step_3", "step_6", "step_9.partial"]
+    assert names["save unnamed"] == ["step_3", "step_6", "step_9.partial"]
+    assert names["save unpruned"] == ["step_3", "step_6", "step_9"]
+    assert names["SIGUSR1"] == ["step_11", "step_9"]
+
+
+def test_a_fault_in_a_loader_is_the_reason_whichever_rank_had_it(chain):
+    one = chain[1]["worker"]
+    assert one["end"]["reason"].startswith("rank 1: KeyError: Caught KeyError in DataLoader")
+    assert "no such window (put in by a test)" in one["end"]["reason"]
+    assert "__getitems__" in one["launch"].err  # the original traceback
+    assert one["end"]["status"] == "failed" and one["end"]["step"] == 15  # a batch is read ahead
+
+
+def test_a_second_launch_on_the_same_folder_is_refused(chain):
+    refused = chain[1]["launcher SIGTERM"]["refused"]
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "is in use by another launch; wait for it, stop it, or give this one another --run." \
+        in refused.stderr
+
+
+@pytest.mark.soak
+def test_ten_seeds_of_kills(tmp_path, sound):
+    """Any signal to any process at any time, ten runs of five deaths each."""
+    for seed in range(10):
+        draw, folder = random.Random(seed), tmp_path / str(seed)
+        for turn in range(5):
+            newest = saved(folder / "run")[0] if (folder / "run" / "toy").exists() and saved(
+                folder / "run") else 0
+            name = draw.choice([*DEATHS])
+            spec = dict(DEATHS[name][0])
+            if "step" in spec:
+                spec |= {"step": newest + draw.randint(1, 4), "rank": draw.randint(0, 1)}
+            if "point" in spec:
+                spec |= {"step": newest // 3 * 3 + 3, "rank": 0}
+            one = die(folder, name, spec, turn)
+            assert one["launch"].code != 0 and one["order"], (seed, turn, name)
+            assert (one["saved"] or [0])[0] >= newest, (seed, turn, name)
+        assert play(folder, [{"name": "run"}], *FLAGS).code == 0
+        assert ranks(folder / "run")[0]["weights"] == ranks(sound)[0]["weights"], seed
+        assert losses(folder / "run") == losses(sound), seed
+        shutil.rmtree(folder)

@@ -1,0 +1,42 @@
+"""Ranks that cannot agree any more: one sleeps for ever, or fails inside FSDP2's collectives."""
+
+import json
+
+import pytest
+import toy
+from watching import ending, one_order, play, ranks, saved
+
+LIMIT = 4  # seconds: --timeout
+
+
+DEEP = pytest.param(0, "deep", marks=pytest.mark.soak)  # the launcher waits 30 s, then kills
+
+
+@pytest.mark.parametrize("rank, sleep", [(0, "light"), (1, "light"), DEEP])
+def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep):
+    spec = {"name": "run", "sleep": sleep, "rank": rank, "step": 5}
+    done = play(tmp_path, [spec], "--timeout", LIMIT)
+    assert done.code != 0
+    end = ending(tmp_path / "run")
+    assert end["status"] == "failed" and end["step"] == 5
+    assert end["reason"].startswith(f"rank {1 - rank}: "), end
+    assert f"rank {rank}" in end["reason"].lower().replace("ranks", "rank").split(": ", 1)[1]
+    assert saved(tmp_path / "run") == [3]
+    assert one_order(tmp_path / "run", cut=True)
+
+
+def test_out_of_memory_under_fsdp_fails_at_once_and_a_restart_takes_half(tmp_path):
+    spec = {"name": "micro0", "oom": "forward", "rank": 1, "step": 5}
+    done = play(tmp_path, [spec], "--timeout", 60, env={"SHARDED": "1"}, config="2gpu_fsdp.yaml")
+    assert done.code != 0 and done.seconds < 55, done.err[-3000:]
+    end = ending(tmp_path / "micro0")
+    assert (end["status"], end["step"], end["micro_batch"]) == ("out_of_memory", 5, 6)
+    assert end["reason"].startswith("rank 1: torch.OutOfMemoryError: CUDA out of memory")
+    first, second = ranks(tmp_path / "micro0")
+    assert second["error"].startswith("OutOfMemoryError") and second["rows"] == [6] * 5
+    assert "OutOfMemoryError" not in first["error"]  # it lost its connection
+    assert saved(tmp_path / "micro0") == [3]
+    toy.main(["--run", str(tmp_path)])  # one process goes on from what two saved
+    state = tmp_path / "micro0" / "toy" / "checkpoints" / "step_8" / "state.json"
+    assert json.loads(state.read_text())["micro_batch"] == 3
+    assert ending(tmp_path / "micro0")["status"] == "done"
