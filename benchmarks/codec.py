@@ -1,6 +1,6 @@
 """Compression against accuracy: the learned codec beside the patch codec of the same width.
 
-    python benchmarks/codec.py [--tasks burgers1d diffreact2d ns2d] [--steps 3000] [--folder DIR]
+    python -m benchmarks.codec [--tasks burgers1d diffreact2d ns2d] [--steps 3000] [--folder DIR]
 
 Makes the data where they are missing, trains `train_codec.py` once for every task and compression,
 and prints test nRMSE of decode(encode(u)) for both codecs, and, for burgers1d (trained on every
@@ -9,16 +9,14 @@ fourth of 1024 points), the error of reading all 1024 points.
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 from accelerate.state import AcceleratorState
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import train_codec  # noqa: E402
-from ups.data.make import make  # noqa: E402
+import train_codec
+from ups.data.make import make
 
 DATA = {  # settings of the data, strides, patch, widths
     "burgers1d": (dict(samples=1000, grid=1024, frames=41, nu=0.001), 4, 8, (2, 1)),

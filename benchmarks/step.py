@@ -1,6 +1,6 @@
 """How fast is a training step, and what do compile, graphs and bfloat16 change? One CUDA device.
 
-    python benchmarks/step.py [--task burgers1d --preset medium --steps 300]
+    python -m benchmarks.step [--task burgers1d --preset medium --steps 300]
 
 All speeds come from one process, side by side, on the same data: the loop of train_operator.py in
 eager mode, with graphs or compilation alone, with both (`--compile`), then with its augmentations
@@ -21,14 +21,13 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import train_operator as script  # noqa: E402
-from ups.data.make import make  # noqa: E402
-from ups.eval.rollout import predict  # noqa: E402
-from ups.latents import open_latents  # noqa: E402
-from ups.models.latent_operator import LatentOperator  # noqa: E402
-from ups.train.run import Run  # noqa: E402
-from ups.train.step import Backward  # noqa: E402
+import train_operator as script
+from ups.data.make import make
+from ups.eval.rollout import predict
+from ups.latents import open_latents
+from ups.models.latent_operator import LatentOperator
+from ups.train.run import Run
+from ups.train.step import Backward
 
 
 def script_speed(cfg, compiled, graphs, steps):
@@ -134,7 +133,7 @@ def main():
     parser.add_argument("--train_steps", type=int, default=4000, help="before the bf16 roll-out")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/step.py needs a CUDA device.")
+        sys.exit("this benchmark needs a CUDA device.")
     folder = Path(tempfile.mkdtemp())
     make(args.task, args.preset, folder / "data")
     base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),

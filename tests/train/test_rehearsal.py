@@ -3,9 +3,11 @@
 import fcntl
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import pytest
 import torch
 from launching import ROOT, launch
@@ -115,10 +117,64 @@ def test_the_largest_micro_batch_from_two_probes(monkeypatch):
     assert clock.fitting(32, 1) == 1
 
 
+def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys):
+    shutil.copytree(data, tmp_path / "data")
+    with h5py.File(next((tmp_path / "data").iterdir()), "r+") as file:
+        file["tensor"][20, 3, 5] = float("nan")
+    before = content(tmp_path)
+    assert dry_run(*flags(tmp_path, tmp_path / "data")) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "error: burgers1d: NaN or Inf in the" in lines[-1] and "validate FILE" in lines[-1]
+    assert content(tmp_path) == before and not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys, monkeypatch):
+    def greedy(model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(script, "operator_loss", greedy)
+    assert dry_run(*flags(tmp_path, data)) == 1
+    shown = capsys.readouterr().err
+    assert "error: rank 0 is out of memory at 1 rows: a smaller model or batch will fit." in shown
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
+
+
+def test_what_a_killed_dry_run_left_does_not_matter(tmp_path, data):
+    left = tmp_path / "run" / "operator.dry_run"
+    (left / "checkpoints" / "step_99").mkdir(parents=True)
+    (left / "config.json").write_text('{"lr": 7.0}')
+    (left / "exit.json").write_text('{"status": "out_of_memory", "micro_batch": 2}')
+    assert dry_run(*flags(tmp_path, data)) == 0
+    assert not left.exists()
+
+
+def test_one_rank_out_of_memory_ends_a_dry_run_of_two(tmp_path):
+    """Its own sentence, no folder left, and the other rank does not wait for it."""
+    script = tmp_path / "greedy.py"
+    script.write_text("""
+import os, sys, torch, toy
+real = toy.loss
+def loss(model, batch):
+    if os.environ["RANK"] == "1":
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return real(model, batch)
+toy.loss = loss
+toy.command(toy.main)
+""")
+    path = f"{ROOT}:{Path(__file__).parent}"
+    done = launch(script, "--run", tmp_path / "run", "--dry_run", env={"PYTHONPATH": path})
+    assert done.returncode == 1
+    assert "error: rank 1 is out of memory at 1 rows" in done.stderr
+    assert not list((tmp_path / "run").rglob("*"))
+
+
 def test_debug_traces_some_steps_of_every_rank(tmp_path):
-    toy = Path(__file__).parent / "toy.py"
-    done = launch(toy, "--run", tmp_path, "--debug")
+    script = tmp_path / "debugged.py"
+    script.write_text("import torch, toy; toy.main(); print(torch.distributed.get_debug_level())")
+    path = f"{ROOT}:{Path(__file__).parent}"
+    done = launch(script, "--run", tmp_path, "--debug", env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("DebugLevel.INFO") == 2
     for rank in range(2):
         stage = tmp_path / "micro0" / "toy"
         events = json.loads((stage / f"trace_rank{rank}.json").read_text())["traceEvents"]

@@ -108,6 +108,8 @@ class Run:
         except BlockingIOError:
             raise UsageError(f"{self.folder} is in use by another launch; wait for it, stop it, "
                              "or give this one another --run.") from None
+        if self.cfg.dry_run:
+            rehearsal.clear(self.folder)
         config = flat(self.cfg)
         stored, exit_json = self.folder / "config.json", self.folder / "exit.json"
         end = json.loads(exit_json.read_text()) if exit_json.exists() else {}
@@ -309,12 +311,8 @@ class Run:
             if not self.finished:
                 self._end("done", "", code=0)
             self.accelerator.end_training()
-        elif isinstance(error, rehearsal.Rehearsed):
-            if self.accelerator.is_main_process:
-                shutil.rmtree(self.folder)
-                print(f"error: {error}" if str(error) else "all is well.", file=sys.stderr)
-            self.accelerator.end_training()
-            sys.exit(1 if str(error) else 0)
+        elif self.cfg.dry_run:
+            rehearsal.end(self, error)
         elif isinstance(error, Stopped):
             self._end("stopped", str(error), code=143)
             self.accelerator.end_training()
