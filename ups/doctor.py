@@ -5,17 +5,17 @@
 
 Every rank runs every check; the main process prints the worst outcome of each, with the ranks where
 they differ. `pass` is fine, `warn` is worth knowing, one `fail` makes the exit code 1 on all ranks.
-A check that does not end within LIMIT seconds is named and ends the process.
+A check that does not end within LIMIT seconds ends the process with a traceback that names it.
 """
 
 import argparse
+import faulthandler
 import importlib.metadata
 import os
 import platform
 import resource
 import shutil
 import socket
-import sys
 import threading
 import time
 from urllib.parse import urlsplit
@@ -184,19 +184,17 @@ CHECKS = {"versions": versions, "devices": devices, "process group": process_gro
           "disk": disk, "shared memory": shared_memory, "W&B": wandb}
 
 
-def examine(accelerator, doing):
+def examine(accelerator):
     """(status, text) of every check on this rank; what raises is a failure, and the next is tried.
 
     Only all-reduce communicates, and it comes to every rank whatever the others found.
     """
     found = []
-    for name, check in CHECKS.items():
-        doing[0] = name
+    for check in CHECKS.values():
         try:
             found.append(check(accelerator))
         except Exception as error:
             found.append((FAIL, f"{type(error).__name__}: {error}".splitlines()[0]))
-    doing[0] = "the exchange of results"
     return found
 
 
@@ -213,25 +211,17 @@ def merged(name, outcomes):
 
 def main(argv=None):
     argparse.ArgumentParser(description=__doc__.split("\n\n")[0]).parse_args(argv)
-    doing = ["the start of the processes"]
-
-    def give_up():
-        print(f"fail  {doing[0]}: no end within {LIMIT} s on {socket.gethostname()}, "
-              f"rank {os.environ.get('RANK', 0)}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    watch = threading.Timer(LIMIT, give_up)
-    watch.daemon = True
-    watch.start()
+    # a check that hangs, in a collective or a driver, ends the process and shows where
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     accelerator = make_accelerator()
-    everyone = gather_object([examine(accelerator, doing)])  # ranks x checks
+    everyone = gather_object([examine(accelerator)])  # ranks x checks
     table = [merged(name, outcomes)
              for name, *outcomes in zip(CHECKS, *everyone, strict=True)]
     if accelerator.is_main_process:
         for name, (status, text) in zip(CHECKS, table, strict=True):
             print(f"{status}  {name:<14} {text}")
     accelerator.end_training()
-    watch.cancel()
+    faulthandler.cancel_dump_traceback_later()
     return int(any(status == FAIL for status, _ in table))
 
 
