@@ -332,7 +332,8 @@ class Run:
     def _end(self, status, reason, code):
         # Any rank may fail. The first one is the cause; others lose their connection after it.
         path = self.folder / "exit.json"
-        if self.accelerator.is_main_process if code != 1 else not path.exists():
+        mine = not path.exists() if code == 1 else self.accelerator.is_main_process
+        if mine:
             write_json(path, {"status": status, "step": self.step, "reason": reason,
                               "micro_batch": self.backward.micro_batch})
         if self.wandb:
