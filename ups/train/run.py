@@ -13,10 +13,7 @@ stopped or out_of_memory.
 
 import contextlib
 import dataclasses
-import fcntl
-import json
 import math
-import os
 import shutil
 import signal
 import sys
@@ -41,6 +38,7 @@ from ups.train.checkpoint import (
     whole,
     write_checkpoint,
 )
+from ups.train.folder import take_folder, take_lock
 from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics, WandB
@@ -98,40 +96,16 @@ class Run:
         self.previous = on_main(self.accelerator, self._take_folder)  # how the last launch ended
         self.finished = self.previous.get("status") == "done"
 
-    # ---- the folder
-
     def _take_folder(self):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.folder / ".lock", "w")  # held until the process ends, however it ends
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{self.folder} is in use by another launch; wait for it, stop it, "
-                             "or give this one another --run.") from None
+        self.lock = take_lock(self.folder)
         if self.cfg.dry_run:
             rehearsal.clear(self.folder)
-        config = flat(self.cfg)
-        stored, exit_json = self.folder / "config.json", self.folder / "exit.json"
-        end = json.loads(exit_json.read_text()) if exit_json.exists() else {}
-        finished = end.get("status") == "done"
-        if stored.exists() and (finished or checkpoints(self.folder / "checkpoints")):
-            self._refuse_changes(json.loads(stored.read_text()), config)
-        if finished:
-            print(f"{self.folder} is finished (step {end['step']}); its test numbers are in "
-                  f"{self.folder / 'test.json'}. For a new run give another --run.")
-        else:
-            write_json(stored, config)
-            exit_json.unlink(missing_ok=True)
-        os.register_at_fork(after_in_child=self.lock.close)  # a loader's worker may outlive us
-        return end
-
-    def _refuse_changes(self, old, new):
-        free = {field.name for field in dataclasses.fields(RunConfig)}
-        changed = [k for k in old.keys() | new.keys() if k not in free and old.get(k) != new.get(k)]
-        if changed:
-            names = ", ".join(f"{k} ({old.get(k)} -> {new.get(k)})" for k in sorted(changed))
-            raise UsageError(f"{self.folder} was trained with another configuration: {names}. "
-                             "Use the old values to resume, or give another --run.")
+        systems = {field.name for field in dataclasses.fields(RunConfig)}
+        try:
+            return take_folder(self.folder, flat(self.cfg), systems)
+        except UsageError:
+            self.lock.close()
+            raise
 
     def _check_batch_size(self):
         size, world = self.cfg.batch_size, self.accelerator.num_processes
