@@ -1,0 +1,124 @@
+"""The denoiser starts at zero, reads all that it is given, and lends its weights to a student."""
+
+import math
+
+import pytest
+import torch
+
+from ups.models.denoiser import Denoiser
+from ups.models.diffusion import consistency, denoise, denoising_loss, precondition
+from ups.models.latent_operator import BODIES, OperatorConfig, TaskSpec
+
+LINE = TaskSpec("line", (1, 1, 16), 4, True, ("nu",))
+PLATE = TaskSpec("plate", (1, 6, 8), 6, False, ("beta", "nu"))
+MIX = (LINE, PLATE)
+each_body = pytest.mark.parametrize("body", BODIES)
+
+
+def make(body, channels=3, started=True):
+    """A small denoiser; `started` moves the zero-initialised weights away from zero."""
+    torch.manual_seed(0)
+    config = OperatorConfig(body=body, dim=16, depth=3, heads=2, modes=4, window=4)
+    model = Denoiser(config, MIX, channels)
+    if started:
+        for name, weight in model.named_parameters():
+            if "modulation" in name or "body.out" in name:
+                torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
+def batch(model, task=0, dtype=torch.float32):
+    """x, c_noise, context, dt, cond; latents are zero in the padding, as a cache gives them."""
+    spec, generator = MIX[task], torch.Generator().manual_seed(1)
+
+    def latent():
+        z = torch.randn(2, math.prod(spec.tokens), model.width, generator=generator, dtype=dtype)
+        return z * (torch.arange(model.width) < spec.width)
+
+    return (latent(), torch.tensor([-0.5, 0.3], dtype=dtype),
+            [latent() for _ in range(model.channels - 1)], torch.tensor([0.01, 1.0], dtype=dtype),
+            torch.randn(2, 2, generator=generator, dtype=dtype))
+
+
+@each_body
+@pytest.mark.parametrize("task", range(2))
+@pytest.mark.parametrize("channels", [2, 3])
+def test_starts_at_zero(body, task, channels):
+    model = make(body, channels, started=False)
+    x, _, *rest = batch(model, task)
+    sigma = torch.tensor([0.1, 20.0])
+    clean = denoise(lambda y, c: model(y, c, *rest, task), x, sigma, 0.5)
+    assert torch.equal(clean, precondition(sigma, 0.5)[0][:, None, None] * x)
+
+
+@each_body
+@pytest.mark.parametrize("task", range(2))
+def test_every_parameter_has_a_gradient(body, task):
+    model = make(body)
+    x, _, *rest = batch(model, task)
+    mask = (torch.arange(model.width) < MIX[task].width).float()
+    loss = denoising_loss(lambda y, c: model(y, c, *rest, task), x, torch.tensor([0.5, 2.0]),
+                          torch.randn(x.shape), mask=mask)
+    loss.sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    body_grads = [p.grad for name, p in model.named_parameters() if "body.inp" in name]
+    assert all(g.abs().sum() > 0 for g in body_grads)
+
+
+@each_body
+def test_every_input_enters_and_padding_does_not(body):
+    model = make(body)
+    x, c_noise, (z0, z1_hat), dt, cond = batch(model)
+    out = model(x, c_noise, [z0, z1_hat], dt, cond)
+    changed = [(2 * x, c_noise, [z0, z1_hat], dt, cond), (x, c_noise + 0.5, [z0, z1_hat], dt, cond),
+               (x, c_noise, [2 * z0, z1_hat], dt, cond), (x, c_noise, [z0, 2 * z1_hat], dt, cond),
+               (x, c_noise, [z0, z1_hat], 2 * dt, cond), (x, c_noise, [z0, z1_hat], dt, cond + 1)]
+    for inputs in changed:
+        assert (model(*inputs) - out).abs().max() > 1e-3
+    assert not out[..., LINE.width:].any() and out[..., :LINE.width].any()
+    noisy = x + 7 * (torch.arange(model.width) >= LINE.width)
+    assert torch.equal(model(noisy, c_noise, [z0, z1_hat], dt, cond), out)
+    joined = torch.cat([z0, z1_hat], -1)
+    assert torch.equal(model(x, c_noise, joined, dt, cond), out)
+    with pytest.raises(ValueError, match="12 channels in all, not 3 x 6"):
+        model(x, c_noise, [z0], dt, cond)
+
+
+@each_body
+def test_float64_and_autocast(body):
+    model = make(body)
+    inputs = batch(model, 1)
+    out = model(*inputs, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        x, _, *rest = inputs
+        rough = denoise(lambda y, c: model(y, c, *rest, 1), x, torch.tensor([0.5, 2.0]))
+    exact = denoise(lambda y, c: model(y, c, *rest, 1), x, torch.tensor([0.5, 2.0]))
+    assert rough.dtype == torch.float32 and (rough - exact).norm() < 0.05 * exact.norm()
+    fine = model.double()(*batch(model, 1, torch.float64), 1)
+    assert fine.dtype == torch.float64 and fine.shape == out.shape and fine.isfinite().all()
+
+
+def test_compiles_into_one_graph():
+    """With one body; that each compiles is tested with the operator."""
+    model = make("plain")
+    inputs = batch(model, 1)
+    out = model(*inputs, 1)
+    torch.compiler.reset()
+    model.compile(dynamic=False, fullgraph=True, backend="aot_eager")
+    compiled = model(*inputs, 1)
+    compiled.sum().backward()
+    torch.testing.assert_close(compiled, out)
+
+
+@each_body
+def test_a_student_starts_from_the_weights_of_its_teacher(body):
+    teacher, student = make(body), make(body, started=False)
+    student.load_state_dict(teacher.state_dict())
+    x, _, *rest = batch(teacher)
+    sigma = torch.tensor([0.5, 80.0])
+    clean = denoise(lambda y, c: teacher(y, c, *rest), x, sigma)
+    jump = consistency(lambda y, c: student(y, c, *rest), x, sigma)
+    assert (jump - clean).norm() < 0.01 * clean.norm()
+    assert (clean - denoise(lambda y, c: 0 * y, x, sigma)).norm() > 0.1 * clean.norm()
+    at_min = torch.full((2,), 0.002)
+    assert torch.equal(consistency(lambda y, c: student(y, c, *rest), x, at_min), x)

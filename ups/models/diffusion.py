@@ -1,0 +1,140 @@
+"""Diffusion and consistency models as pure functions.
+
+Data with standard deviation sigma_data are blurred, x = clean + sigma * noise. A denoiser
+D(x; sigma) estimates the mean of `clean` given x, and the probability flow carries x from one level
+to another so that the distribution at each is right (Karras et al. 2022, EDM, eq. 1 and 3):
+
+    dx / dsigma = (x - D(x; sigma)) / sigma
+
+A consistency function f(x, sigma) jumps along that flow to sigma_min (Song et al. 2023). Both are
+made of a raw network net(c_in x, c_noise) -> like x, whose input and target have unit variance:
+
+    D = c_skip x + c_out net(c_in x, c_noise)    f likewise, but c_skip = 1, c_out = 0 at sigma_min
+
+Tensors are (B, ...), mostly (B, N, D); noise levels (B,). No function draws a random number: normal
+numbers are given, so that they can be a function of the seed. Where channels of x are padding, give
+noise that is zero there: then they stay zero.
+"""
+
+import math
+
+import torch
+
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # for data of about unit variance
+
+
+# preconditioning and training
+
+def precondition(sigma, sigma_data=1.0):
+    """c_skip, c_out, c_in, c_noise, each like sigma (EDM, table 1)."""
+    total = sigma**2 + sigma_data**2
+    return (sigma_data**2 / total, sigma * sigma_data / total.sqrt(), 1 / total.sqrt(),
+            torch.log(sigma) / 4)
+
+
+def denoise(net, x, sigma, sigma_data=1.0):
+    """D(x; sigma) (B, ...), one call of net (EDM, eq. 7)."""
+    c_skip, c_out, c_in, c_noise = precondition(sigma, sigma_data)
+    return _times(c_skip, x) + _times(c_out, net(_times(c_in, x), c_noise))
+
+
+def training_sigma(normal, mean=-1.2, std=1.2):
+    """Log-normal levels (B,) from normal numbers (B,): neither trivial nor hopeless ones."""
+    return torch.exp(mean + std * normal)
+
+
+def denoising_loss(net, clean, sigma, noise, sigma_data=1.0, mask=None):
+    """Squared error (B,) of D over c_out, which is net's own error, so of order one at any sigma.
+
+    `mask` (D,) weighs the channels, zero where they are padding; None weighs all alike.
+    """
+    error = denoise(net, clean + _times(sigma, noise), sigma, sigma_data) - clean
+    return _mean_square(error, mask) / precondition(sigma, sigma_data)[1] ** 2
+
+
+# sampling
+
+def noise_levels(steps, sigma_min=SIGMA_MIN, sigma_max=SIGMA_MAX, rho=7.0):
+    """Levels (steps + 1,) from sigma_max down to sigma_min, then 0 (EDM, eq. 5)."""
+    ends = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    levels = torch.linspace(*ends, steps, dtype=torch.float64) ** rho
+    return torch.cat([levels, levels.new_zeros(1)]).float()
+
+
+def heun_step(denoiser, x, sigma, after):
+    """Carry x (B, ...) along the flow from levels sigma (B,) to after (B,) > 0, two calls."""
+    slope = _times(1 / sigma, x - denoiser(x, sigma))
+    y = x + _times(after - sigma, slope)
+    return x + _times((after - sigma) / 2, slope + _times(1 / after, y - denoiser(y, after)))
+
+
+def heun(denoiser, x, sigmas, churn=0.0, noise=None):
+    """Sample from x (B, ...) at sigmas[0] by denoiser(x, sigma (B,)), 2 * steps - 1 calls.
+
+    `sigmas` (steps + 1,) ends in 0, which the last step reaches by Euler's rule: x = D. With
+    `churn`, step i first adds noise(i) like x, which repairs earlier errors (EDM, algorithm 2).
+    """
+    steps = len(sigmas) - 1
+    sigmas = sigmas.to(x)[:, None].expand(-1, len(x))
+    gamma = min(churn / steps, math.sqrt(2) - 1)
+    for i in range(steps):
+        sigma = sigmas[i]
+        if gamma > 0:
+            x = x + _times(math.sqrt((1 + gamma) ** 2 - 1) * sigma, noise(i))
+            sigma = (1 + gamma) * sigma
+        x = heun_step(denoiser, x, sigma, sigmas[i + 1]) if i + 1 < steps else denoiser(x, sigma)
+    return x
+
+
+# consistency
+
+def consistency(net, x, sigma, sigma_min=SIGMA_MIN, sigma_data=1.0):
+    """f(x, sigma) (B, ...), one call of net; x itself, bit for bit, at sigma_min.
+
+    (Song et al. 2023, appendix C.) Far above sigma_min it is `denoise` of the same net, so that a
+    student starts from the weights of its teacher.
+    """
+    _, _, c_in, c_noise = precondition(sigma, sigma_data)
+    c_skip = 1 / (1 + ((sigma - sigma_min) / sigma_data) ** 2)  # in this form exactly one
+    c_out = (sigma - sigma_min) * sigma_data * c_in
+    return _times(c_skip, x) + _times(c_out, net(_times(c_in, x), c_noise))
+
+
+def few_step(f, x, sigmas, noise=None, sigma_min=SIGMA_MIN):
+    """Sample from x (B, ...) at sigmas[0] by f(x, sigma (B,)), one call per level of sigmas.
+
+    Between two calls x is blurred again to the next level by noise(i), i >= 1 (Song et al. 2023,
+    algorithm 1).
+    """
+    sigmas = sigmas.to(x)[:, None].expand(-1, len(x))
+    for i, sigma in enumerate(sigmas):
+        if i > 0:
+            x = x + _times((sigma**2 - sigma_min**2).clamp(min=0).sqrt(), noise(i))
+        x = f(x, sigma)
+    return x
+
+
+def consistency_loss(student, target, teacher, clean, sigma_hi, sigma_lo, noise, mask=None,
+                     sigma_data=1.0):
+    """Squared distance (B,) of student(x, sigma_hi) to target one step down the teacher's flow.
+
+    student and target are functions f(x, sigma), teacher a denoiser(x, sigma); the target and the
+    teacher's Heun step carry no gradient. Weighed as `denoising_loss`: a student of a mixture came
+    twice as near as with equal weights, and nearer than with Huber's distance.
+    """
+    x = clean + _times(sigma_hi, noise)
+    with torch.no_grad():
+        goal = target(heun_step(teacher, x, sigma_hi, sigma_lo), sigma_lo)
+    error = student(x, sigma_hi) - goal
+    return _mean_square(error, mask) / precondition(sigma_hi, sigma_data)[1] ** 2
+
+
+def _times(s, x):
+    """s (B,) times x (B, ...)"""
+    return s.view(-1, *[1] * (x.ndim - 1)) * x
+
+
+def _mean_square(error, mask):
+    """(B, N, D) -> (B,), channels weighed by mask (D,)"""
+    mask = error.new_ones(error.shape[-1]) if mask is None else mask
+    return (mask * error**2).mean(1).sum(-1) / mask.sum()
