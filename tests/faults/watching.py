@@ -82,7 +82,7 @@ def ranks(folder, world=2):
 
 def collectives(folder, world=2):
     lines = [(folder / f"collectives{rank}.txt").read_text().splitlines() for rank in range(world)]
-    assert min(map(len, lines)) > 3
+    assert min(map(len, lines)) > 0
     return lines
 
 
@@ -90,7 +90,7 @@ def one_order(folder, cut=False):
     """All ranks entered the same collectives; one that died may lack the end of the list."""
     lines = collectives(folder)
     length = min(map(len, lines))
-    assert cut or {len(one) for one in lines} == {length}
+    assert cut or ({len(one) for one in lines} == {length} and length > 8)
     assert all(one[:length] == lines[0][:length] for one in lines)
     return True
 
