@@ -43,7 +43,7 @@ class Config(RunConfig):
     stride_t: int = 1           # take every n-th frame
     patch: int = 8              # grid points per token and axis
     width: int = 2              # latent channels per token
-    cache_dtype: str = "float32"
+    cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: GridCodecConfig = GridCodecConfig()
     # optimisation

@@ -38,7 +38,7 @@ class Config(RunConfig):
     patch: int = 4              # grid points per token and axis
     components: str = "auto"    # latent channels per token: a number, all, or auto
     codec_error: float = 1e-3   # nRMSE that auto may lose
-    cache_dtype: str = "float32"
+    cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: OperatorConfig = OperatorConfig()
     # optimisation
@@ -60,6 +60,10 @@ class Config(RunConfig):
         for name in ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+        if self.codec not in ("patch", "grid"):
+            raise UsageError(f"--codec {self.codec}: it is patch or grid.")
+        if not (self.components in ("auto", "all") or self.components.isdecimal()):
+            raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 
 
 def operator_loss(model, batch):

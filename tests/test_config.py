@@ -66,7 +66,7 @@ def test_what_a_run_stores_can_be_read_again(tmp_path):
     (["--steps", "many"], "invalid int value: 'many'"),
     (["--model.dim", "7"], "dim 7 must be even"),
     (["--config", "absent.json"], "there is no such file"),
-    (["stray"], "no field"),
+    (["stray"], "belongs to no flag"),
 ])
 def test_wrong_use_is_one_sentence(argv, words):
     with pytest.raises(UsageError) as caught:

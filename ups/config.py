@@ -32,6 +32,9 @@ def command(main):
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on.", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse(cls, argv=None, description=None):
@@ -52,6 +55,8 @@ def parse(cls, argv=None, description=None):
         parser.add_argument(f"--{name}", **options)
 
     args, unknown = parser.parse_known_args(argv)
+    if unknown and not unknown[0].startswith("-"):
+        raise UsageError(f"{unknown[0]!r} belongs to no flag. See --help.")
     if unknown:
         raise UsageError(_unknown(unknown[0].split("=")[0].lstrip("-"), fields, "--"))
     flags = vars(args)
@@ -175,4 +180,4 @@ def _cast(field, value):
 
 def _unknown(key, fields, dash=""):
     near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
-    return f"there is no field {dash}{key}; the nearest is {dash}{near[0]}."
+    return f"there is no field {dash}{key}; the nearest is {dash}{near[0]} (--help lists all)."

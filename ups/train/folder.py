@@ -1,5 +1,6 @@
 """The folder of a stage belongs to one launch at a time, and to the configuration it began with."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -24,6 +25,16 @@ def take_lock(folder):
                          "this one another --run.") from None
     os.register_at_fork(after_in_child=lock.close)  # a loader's worker may outlive us
     return lock
+
+
+def leave_folder(folder):
+    """Wrong use, found before any training, leaves no folder behind that says nothing."""
+    if not any((folder / name).exists() for name in ("checkpoints", "exit.json", "start")):
+        for path in (folder / "config.json", folder / ".lock"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it, or the run's, is not empty
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def take_folder(folder, config, systems):

@@ -38,7 +38,7 @@ from ups.train.checkpoint import (
     whole,
     write_checkpoint,
 )
-from ups.train.folder import take_folder, take_lock
+from ups.train.folder import leave_folder, take_folder, take_lock
 from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics, WandB
@@ -300,6 +300,9 @@ class Run:
             if isinstance(error, UsageError) and not self.accelerator.is_main_process:
                 print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
             self._end(status, reason, code=1)
+        elif isinstance(error, UsageError) and not self.started:
+            if self.accelerator.is_main_process:
+                leave_folder(self.folder)
         elif self.wandb:
             self.wandb.finish(1)
 
