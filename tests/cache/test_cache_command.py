@@ -24,14 +24,14 @@ def caches(tmp_path, monkeypatch):
 
 def test_ls_says_whose_a_cache_is(caches, capsys):
     (caches[1] / "shard-00000.safetensors").unlink()
-    Path("cache/burgers1d-val-0").mkdir()
+    Path("cache/burgers1d-val-0123456789abcdef").mkdir()
     assert not main(["ls"])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "float32 30 x 9 x 4 x 3" in lines[caches[0].name]
     assert "runs/a/codec/burgers1d" in lines[caches[0].name]
     assert "codec error" in lines[caches[0].name]
     assert "shard-00000.safetensors is missing" in lines[caches[1].name]
-    assert "is no complete cache" in lines["burgers1d-val-0"]
+    assert "is no complete cache" in lines["burgers1d-val-0123456789abcdef"]
     assert "3 caches" in lines["3"]
 
 
@@ -44,7 +44,7 @@ def test_verify_reads_every_byte(caches, capsys):
 
 
 def test_gc_removes_only_what_no_codec_can_read(caches, capsys):
-    half = Path("cache/burgers1d-val-0")
+    half = Path("cache/burgers1d-val-0123456789abcdef")
     half.mkdir()
     assert not main(["gc"])
     shown = capsys.readouterr().out
@@ -60,7 +60,51 @@ def test_gc_removes_only_what_no_codec_can_read(caches, capsys):
     assert not half.exists() and caches[0].exists()
 
 
-def test_an_unknown_word_is_a_sentence():
+def test_gc_removes_nothing_but_caches(caches, capsys):
+    foreign = {"notes": "a.txt", "burgers1d-val-1123456789abcdef": "notes.txt",
+               "burgers1d-val-2123456789abcdef": "sub/shard-00000.safetensors",
+               "burgers1d-val-0": "manifest.json"}
+    for name, inside in foreign.items():
+        Path("cache", name, inside).parent.mkdir(parents=True)
+        Path("cache", name, inside).write_text("mine")
+    Path("cache/burgers1d-val-3123456789abcdef").symlink_to(Path("cache/notes").absolute())
+    parts = Path("cache/burgers1d-val-4123456789abcdef")
+    parts.mkdir()
+    for name in (".shard-00000.safetensors.77", "shard-00001.safetensors", ".manifest.json.78"):
+        (parts / name).write_text("half")
+    main(["gc", "--yes"])
+    assert capsys.readouterr().out.count("is no cache, left alone") == 5
+    assert all(Path("cache", name, inside).exists() for name, inside in foreign.items())
+    assert not parts.exists() and not caches[1].exists() and caches[0].exists()
+
+
+def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp_path):
+    Path("runs/a").rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="no codec at all below --runs runs, so nothing"):
+        main(["gc", "--yes"])
+    with pytest.raises(UsageError, match="--runs none is no folder"):
+        main(["gc", "--yes", "--runs", "none"])
+    Path("runs/sweep").mkdir()
+    Path("runs/sweep/a").symlink_to(tmp_path / "elsewhere")
+    config = Path("runs/sweep/a/codec/burgers1d/model/config.json")
+    good = config.read_text()
+    config.write_text("{")
+    with pytest.raises(UsageError, match="config.json is damaged"):
+        main(["gc", "--yes"])
+    assert caches[0].exists() and caches[1].exists()
+    config.write_text(good)
+    main(["gc", "--yes"])
+    assert caches[0].exists() and not caches[1].exists()
+
+
+def test_an_unknown_word_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ls", "gc", "build"):
+        with pytest.raises(UsageError, match=f"{name} takes no folder .extra."):
+            main([name, "extra"])
+    for name in ("ls", "gc", "verify"):
+        with pytest.raises(UsageError, match="--cache cache: there is no such folder"):
+            main([name])
     with pytest.raises(UsageError, match="remove: it is one of ls, build, verify, gc"):
         main(["remove"])
     with pytest.raises(UsageError, match="nearest is --yes"):

@@ -6,7 +6,9 @@
     python -m ups.cache gc [--yes]                        remove what no codec in runs/ can read
 """
 
+import glob
 import json
+import re
 import sys
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,6 +18,10 @@ from ups.cache.agree import try_lock
 from ups.cache.store import open_cache, remove, verify
 from ups.config import UsageError, command, parse
 
+# What `gc` takes for a cache, and all that it may hold; the ones with a dot are temporaries.
+CACHE = re.compile(r"\w+-\w+-[0-9a-f]{16}")
+PART = re.compile(r"(manifest\.json|shard-\d+\.safetensors)|\.(manifest|shard-\d+)\.\w+\.\d+")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -24,15 +30,15 @@ class Config:
     yes: bool = False  # gc: remove, do not only show
     # build: as in train_operator.py
     run: str = "runs/burgers1d"  # the run whose codec encodes
-    task: str = "burgers1d"
+    task: str = "burgers1d"  # which data, as in burgers1d:nu=0.001,0.01
     split: str = "train"  # train, fit, val or test
     data: str = "data"  # folder of field files
-    stride_x: int = 1
-    stride_t: int = 1
-    codec: str = "patch"
-    patch: int = 4
-    components: str = "auto"
-    codec_error: float = 1e-3
+    stride_x: int = 1  # keep every n-th grid point
+    stride_t: int = 1  # keep every n-th frame
+    codec: str = "patch"  # patch, or grid: the learned one of train_codec.py
+    patch: int = 4  # grid points per token and axis
+    components: str = "auto"  # numbers per patch: auto (by codec_error), all, or how many
+    codec_error: float = 1e-3  # relative error that auto allows
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     rebuild: bool = False  # also where a cache is there
 
@@ -75,8 +81,16 @@ def check(cfg, folders):
 
 def gc(cfg, folders):
     """Show, and with --yes remove, the caches that no codec can read and those left incomplete."""
+    if not Path(cfg.runs).is_dir():
+        raise UsageError(f"--runs {cfg.runs} is no folder: which caches can be read is not known.")
     owners, freed = _owners(cfg), 0
+    if folders and not owners:
+        raise UsageError(f"no codec at all below --runs {cfg.runs}, so nothing is removed; give "
+                         "the folder of your runs, or delete caches by hand.")
     for folder in folders:
+        if not _is_cache(folder):
+            print(f"{folder.name}: is no cache, left alone")
+            continue
         if _belongs(folder, owners):
             continue
         lock = try_lock(folder.with_name(folder.name + ".lock"))  # stays: another may wait for it
@@ -93,12 +107,23 @@ def gc(cfg, folders):
 
 
 def _owners(cfg):
-    """Fingerprint -> codec folders below runs/ that have it."""
+    """Fingerprint -> codec folders below runs/, at any depth and behind links, that have it."""
     owners = {}
-    for path in sorted(Path(cfg.runs).glob("*/codec/*/*/config.json")):
-        fingerprint = json.loads(path.read_text()).get("fingerprint")
-        owners.setdefault(fingerprint, []).append(str(path.parent.parent))
+    for name in sorted(glob.glob(f"{glob.escape(cfg.runs)}/**/codec/*/*/config.json",
+                                 recursive=True, include_hidden=True)):
+        try:
+            fingerprint = json.loads(Path(name).read_text())["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(f"{name} is damaged, so whose caches are whose is not known: repair "
+                             "or delete it.") from None
+        owners.setdefault(fingerprint, []).append(str(Path(name).parent.parent))
     return owners
+
+
+def _is_cache(folder):
+    """By its name and by all that is in it: nothing else is ever removed."""
+    return (CACHE.fullmatch(folder.name) is not None and not folder.is_symlink()
+            and all(PART.fullmatch(path.name) and path.is_file() for path in folder.iterdir()))
 
 
 def _belongs(folder, owners):
@@ -131,7 +156,12 @@ def main(argv=None):
     if argv[0] not in commands:
         raise UsageError(f"python -m ups.cache {argv[0]}: it is one of {', '.join(commands)}.")
     named = list(takewhile(lambda word: not word.startswith("-"), argv[1:]))
+    if named and argv[0] != "verify":
+        raise UsageError(f"python -m ups.cache {argv[0]} takes no folder ({named[0]}), it takes "
+                         "all in --cache; see --help.")
     cfg = parse(Config, argv[1 + len(named):], __doc__)
+    if argv[0] != "build" and not named and not Path(cfg.cache).is_dir():
+        raise UsageError(f"--cache {cfg.cache}: there is no such folder.")
     folders = [Path(name) for name in named] or sorted(
         path for path in Path(cfg.cache).glob("*") if path.is_dir())
     return commands[argv[0]](cfg, folders)
