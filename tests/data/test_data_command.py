@@ -104,6 +104,28 @@ def test_darcy_keeps_its_target(tmp_path, capsys):
         assert f"(target {target})" in capsys.readouterr().out
 
 
+def test_values_that_the_published_name_leaves_out_make_files_of_their_own(tmp_path):
+    out = ["--out", str(tmp_path)]
+    main(["make", "diffreact2d", *TINY, "--Du", "1e-3", "2e-3", "--k", "0.005", "0.01", *out])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"2D_diff-react_NA_NA{extra}.h5" for extra in ("", "_Du0.002", "_k0.01", "_Du0.002_k0.01")}
+    fields = open_fields("diffreact2d", tmp_path)
+    assert fields.values.tolist() == [[0.001, 0.005, 0.005], [0.001, 0.005, 0.01],
+                                      [0.002, 0.005, 0.005], [0.002, 0.005, 0.01]]
+
+
+def test_every_sample_is_written_also_without_a_progress_bar(tmp_path, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    options = dict(samples=5, grid=16, frames=3, chunk=2)
+    path, = making.make("advection1d", out=tmp_path / "a", **options)
+    assert (np.abs(open_file(path).read(range(5))).max((1, 2, 3)) > 0).all()
+    solved = making.solved
+    monkeypatch.setattr(making, "solved", lambda *job: list(solved(*job))[:-1])
+    with pytest.raises(AssertionError, match="4 of 5 samples"):
+        making.make("advection1d", out=tmp_path / "b", **options)
+    assert not list((tmp_path / "b").iterdir())
+
+
 def test_ensure_fields_makes_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(SOLVERS["burgers1d"].PRESETS, "small",
                         {"samples": 8, "grid": 16, "frames": 3, "t_end": 0.1, "chunk": 8})
@@ -117,15 +139,34 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     out = ["--out", tmp_path / "data"]
     refused(["make", "heat1d", *out], "no solver for heat1d; there are advection1d")
     refused(["make", "burgers1d", "--preset", "huge", *out], "no preset huge; there are small")
-    refused(["make", "burgers1d", "--beta", 1, *out], "burgers1d has no setting beta")
+    refused(["make", "burgers1d", "--beta", 1, *out], "setting beta; it has chunk, frames")
     refused(["make", "burgers1d", "--nuu", 1, *out], "--nuu")
     refused(["make", "burgers1d", "--frames", 1, *out], "--frames 1 is too small")
+    refused(["make", "burgers1d", "--chunk", 0, *out], "--chunk 0 is too small; 1 is the least")
+    refused(["make", "ns2d", "--grid", 15, *out], "--grid 15 is too small; 16 is the least")
+    for key, value in (("t_end", 0), ("t_end", "nan"), ("nu", -1), ("nu", "inf")):
+        refused(["make", "burgers1d", f"--{key}", value, *out], f"--{key} {value}: it must be fin")
+    refused(["make", "burgers1d", "--nu", 0.1, 0, *out], "--nu 0: it must be finite")
+    (tmp_path / "text").write_text("")
+    for name in ("text", "text/data"):
+        refused(["make", "burgers1d", *TINY, "--out", tmp_path / name], "cannot be written")
     refused(["make", "burgers1d", "--device", "gpu", *out], "--device gpu")
     refused(["make", "burgers1d", "--samples", 10**12, *out], r"needs .* GB but .* GB free")
     refused(["inspect", tmp_path / "none.h5"], "no such file")
     refused(["validate", tmp_path / "none.h5"], "no such file")
     refused([], "required")
     assert not list(tmp_path.rglob("*.*5*"))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)); "
+    script = (f"{limit}from ups.config import command; from ups.data.__main__ import main; "
+              f"command(lambda: main({['make', 'burgers1d', *TINY, '--out', str(tmp_path)]}))")
+    script = script.replace("'8'", "'800'")
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, cwd=ROOT)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: --out {tmp_path} cannot be written (")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_solution_that_blows_up_is_not_kept(tmp_path, monkeypatch):

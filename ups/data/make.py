@@ -9,6 +9,7 @@ the attribute `ups`, by which a second run knows that there is nothing left to d
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -49,27 +50,47 @@ def make(task, preset="small", out="data", device=None, seed=0, **changes):
         raise UsageError(f"there is no preset {preset}; there are {', '.join(solver.PRESETS)}.")
     settings = solver.PARAMS | solver.PRESETS[preset] | {"task": task, "seed": seed}
     if wrong := changes.keys() - settings.keys():
-        known = ", ".join(settings.keys() - {"task", "seed"})
+        known = ", ".join(sorted(settings.keys() - {"task", "seed"}))
         raise UsageError(f"{task} has no setting {min(wrong)}; it has {known}.")
-    for key, least in (("samples", 1), ("grid", 8), ("frames", 2)):
-        if changes.get(key, least) < least:
-            raise UsageError(f"--{key} {changes[key]} is too small; {least} is the least.")
+    least = {"samples": 1, "grid": getattr(solver, "LEAST_GRID", 8), "frames": 2, "chunk": 1}
+    for key in changes.keys() & least.keys():
+        if changes[key] < least[key]:
+            raise UsageError(f"--{key} {changes[key]} is too small; {least[key]} is the least.")
+    for key in changes.keys() & {"t_end", *solver.PARAMS}:
+        for value in np.atleast_1d(changes[key]).tolist():
+            if not 0 < value < math.inf:  # operators take the logarithm of parameters
+                raise UsageError(f"--{key} {value:g}: it must be finite and above 0.")
 
     values = {key: np.atleast_1d(changes.pop(key, settings[key])).tolist() for key in solver.PARAMS}
     jobs = {}
     for combination in itertools.product(*values.values()):
         job = settings | changes | dict(zip(values, map(float, combination), strict=True))
-        jobs[out / TASKS[task].file.format(**job)] = job
+        jobs[out / _name(job, solver)] = job
     todo = {path: job for path, job in jobs.items() if not _complete(path, job)}
     device = _device(device)
-    out.mkdir(parents=True, exist_ok=True)
-    need, free = sum(map(_bytes, todo.values())), shutil.disk_usage(out).free
-    if need > free:
-        raise UsageError(f"{task} {preset} needs {need / 1e9:.1f} GB but {out} has "
-                         f"{free / 1e9:.1f} GB free; take --samples or --out to fit.")
-    for path, job in todo.items():
-        _write_file(path, job, solver, device)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        need, free = sum(map(_bytes, todo.values())), shutil.disk_usage(out).free
+        if need > free:
+            raise UsageError(f"{task} {preset} needs {need / 1e9:.1f} GB but {out} has "
+                             f"{free / 1e9:.1f} GB free; take --samples or --out to fit.")
+        for path, job in todo.items():
+            _write_file(path, job, solver, device)
+    except (OSError, RuntimeError) as error:  # h5py: a RuntimeError on closing, of several lines
+        if isinstance(error, RuntimeError) and "errno" not in str(error):
+            raise
+        raise UsageError(f"--out {out} cannot be written ({' '.join(str(error).split())}); make "
+                         "room, or choose another folder.") from None
     return list(jobs)
+
+
+def _name(job, solver):
+    """The published name; parameters that it leaves out are added where they are not published."""
+    pattern = TASKS[job["task"]].file
+    extra = "".join(f"_{key}{job[key]}" for key, value in solver.PARAMS.items()
+                    if f"{{{key}}}" not in pattern and job[key] != value)
+    name = Path(pattern.format(**job))
+    return name.with_name(name.name.removesuffix(name.suffix) + extra + name.suffix)
 
 
 def _write_file(path, job, solver, device):
@@ -78,12 +99,15 @@ def _write_file(path, job, solver, device):
         with h5py.File(partial, "w") as f, tqdm(total=job["samples"], unit=" samples",
                                                 desc=path.name) as bar:
             create(f, job, {key: job[key] for key in solver.PARAMS})
+            written = 0
             for u, force in solved(job, solver, device):
                 if not np.isfinite(u).all():
                     raise UsageError(f"{path.name}: the solution is not finite after sample "
-                                     f"{bar.n}; nothing is kept, change its parameters.")
-                write(f, job["task"], bar.n, u, force)
+                                     f"{written}; nothing is kept, change its parameters.")
+                write(f, job["task"], written, u, force)
+                written += len(u)
                 bar.update(len(u))
+            assert written == job["samples"], f"{written} of {job['samples']} samples were solved"
             f.attrs["ups"] = json.dumps(job, sort_keys=True)
         with open(partial, "rb") as done:
             os.fsync(done.fileno())
@@ -163,7 +187,7 @@ def _complete(path, job):
     try:
         with h5py.File(path) as f:
             there = json.loads(f.attrs.get("ups", "{}"))
-    except OSError:
+    except (OSError, ValueError):
         there = {}
     if there == job:
         print(f"{path} is complete.")
