@@ -6,7 +6,6 @@
 """
 
 import argparse
-from pathlib import Path
 
 from ups.config import UsageError, command
 
@@ -76,17 +75,17 @@ def main(argv=None):
         for path in make(**args):
             print(f"{path}: see python -m ups.data inspect {path}")
     elif name == "inspect":
-        from ups.data.describe import describe, plot
+        from ups.data.describe import describe, picture, plot
 
+        path, wanted = args["file"], args["plot"] is not None
+        png = picture(path, args["plot"]) if wanted else None
         try:
-            text = describe(args["file"])
+            print(describe(path))
+            if wanted:
+                plot(path, png)
+                print(f"Picture: {png}")
         except OSError as error:
-            raise UsageError(f"{args['file']}: {error}; see python -m ups.data validate.") from None
-        print(text)
-        if args["plot"] is not None:
-            png = args["plot"] or Path(args["file"]).with_suffix(".png")
-            plot(args["file"], png)
-            print(f"Picture: {png}")
+            raise UsageError(f"{path}: {error}; see python -m ups.data validate.") from None
     else:
         from ups.data.validate import validate
 

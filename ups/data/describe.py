@@ -9,6 +9,8 @@ from ups.data.fields import SPLITS, Fields
 from ups.data.pdebench import SEAM, open_file, pieces, seam
 from ups.data.tasks import TASKS
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
 
 def describe(path):
     """Everything a reader needs to know of a file, as text."""
@@ -18,7 +20,7 @@ def describe(path):
     lines = [("equation", task.pde),
              ("parameters", ", ".join(f"{key} = {value:g}" for key, value in file.params.items())
               or "none that differ between files"),
-             ("samples", f"{file.samples:,} trajectories of {', '.join(file.channels)}: "
+             ("samples", f"{_count(file.samples)} of {', '.join(file.channels)}: "
                          f"{_splits(file, task)}")]
     if steady:
         target = file.attributes.get("target", "slice, as published")
@@ -35,11 +37,15 @@ def describe(path):
         lines += [(f"channel {name}", text)]
 
     size = file.path.stat().st_size / 1e6
-    script = "train_steady.py" if steady else "train_operator.py"
+    width = max(16, *(len(name) + 2 for name, _ in lines))
     return "\n".join([f"{file.path}: {file.task}, {size:,.1f} MB"]
-                     + [f"  {name:16s}{text}" for name, text in lines]
-                     + [f"Train on it: python {script} --tasks {file.task} --data {file.path} "
-                        f"--run runs/{file.task}"])
+                     + [f"  {name:{width}s}{text}" for name, text in lines]
+                     + [f"Train on it: python train_operator.py --tasks {file.task} "
+                        f"--data {file.path} --run runs/{file.task}"])
+
+
+def _count(n):
+    return f"{n:,} trajector{'y' if n == 1 else 'ies'}"
 
 
 def _splits(file, task):
@@ -65,9 +71,10 @@ def _boundary(file, task, rows):
 
 def _ranges(file, rows):
     low, high, total, square, count = np.inf, -np.inf, 0.0, 0.0, 0
+    frames = range(file.frames)[1 if TASKS[file.task].layout == "steady" else 0:]  # (a, 0): no u
     size = 4 * len(file.channels) * int(np.prod(file.grid))
-    for i, k in pieces(len(rows), file.frames, size):
-        u = file.read(rows[i], range(file.frames)[k])
+    for i, k in pieces(len(rows), len(frames), size):
+        u = file.read(rows[i], frames[k])
         axes = (0, 1, *range(3, u.ndim))
         low, high = np.minimum(low, u.min(axes)), np.maximum(high, u.max(axes))
         total, square = total + u.sum(axes, np.float64), square + np.square(u).sum(axes, np.float64)
@@ -75,7 +82,16 @@ def _ranges(file, rows):
     std = np.sqrt(np.maximum(square / count - (total / count) ** 2, 0))
     for stats in zip(low, high, total / count, std, strict=True):
         text = "{:.4g} to {:.4g}, mean {:.4g}, std {:.4g}".format(*stats)
-        yield f"{text} (of {len(rows)} trajectories)"
+        yield f"{text} (of {_count(len(rows))})"
+
+
+def picture(path, png):
+    """Where to draw the picture: `png`, or beside the file; never over it."""
+    png = Path(png or Path(path).with_suffix(".png"))
+    if png.resolve() == Path(path).resolve() or png.suffix not in PICTURES:
+        raise UsageError(f"--plot {png}: give a file of its own that ends in "
+                         f"{', '.join(PICTURES)}.")
+    return png
 
 
 def plot(path, png):
@@ -128,6 +144,10 @@ def plot(path, png):
     fig.get_layout_engine().set(w_pad=0.08)
     params = "".join(f", {key} = {value:g}" for key, value in file.params.items())
     fig.suptitle(f"{file.task}{params}", fontsize=12)
-    Path(png).parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(png, dpi=130)
-    plt.close(fig)
+    try:
+        Path(png).parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(png, dpi=130)
+    except OSError as error:
+        raise UsageError(f"--plot {png} cannot be written ({error}).") from None
+    finally:
+        plt.close(fig)

@@ -29,9 +29,6 @@ class UnknownLayout(UsageError):
     """A sound HDF5 file that is none of the eleven."""
 
 
-LIMIT = 2**25  # bytes of one read: larger ones are cut by samples, then by frames
-
-
 @dataclass(frozen=True)
 class File:
     """One file, opened anew for every read: nothing to share between processes."""
@@ -53,8 +50,7 @@ class File:
     def read(self, rows, frames=None, stride=1):
         """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
 
-        Neighbouring samples are read in one piece, and pieces stay below LIMIT, so that the memory
-        taken is that of the result.
+        Neighbouring samples are read in `pieces`: the memory taken is that of the result.
         """
         rows, frames = np.asarray(rows), range(self.frames) if frames is None else frames
         grid = tuple(len(range(0, n, stride)) for n in self.grid)
@@ -89,8 +85,8 @@ class File:
         return np.moveaxis(block[..., ::stride, :], -1, 2)
 
 
-def pieces(rows, frames, size, limit=LIMIT):
-    """Cut rows x frames of `size` bytes each into (slice, slice) below the limit, rows first."""
+def pieces(rows, frames, size, limit=2**25):
+    """Cut rows x frames of `size` bytes each into (slice, slice) below `limit`, rows first."""
     step = max(1, limit // (size * max(frames, 1)))
     span = frames if step > 1 else max(1, limit // size)
     for i in range(0, rows, step):
@@ -113,8 +109,7 @@ def open_file(path):
             groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
             samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
         else:
-            main = next(f[key] for key in ("tensor", "density", "velocity") if key in f)
-            samples, frames, *grid = main.shape[:2 + len(task.axes)]
+            samples, frames, *grid = _shape(f, task, path)
         if task.layout == "steady":
             frames, times = 2, np.arange(2.0)
         else:
@@ -122,14 +117,15 @@ def open_file(path):
         if not samples or times is None or len(times) not in (frames, frames + 1):
             raise UsageError(f"{path}: {samples} samples of {frames} frames need as many times, or "
                              "one more, in `t-coordinate`, `t` or `grid/t`; the file is damaged.")
-
         said = _said(f, groups)
         params = {key: said.get(key.lower(), value) for key, value in task.params.items()}
         for key, value in params.items():
-            if value is None:
-                raise UsageError(f"{path}: the attribute {key} of {name} is missing; set it with "
-                                 f"h5py: f.attrs['{key}'] = value.")
-            params[key] = float(value)
+            try:
+                params[key] = float(value)
+            except (TypeError, ValueError):
+                what = "is missing" if value is None else f"is no number ({value!r})"
+                raise UsageError(f"{path}: the attribute {key} of {name} {what}; set it with h5py: "
+                                 f"f.attrs['{key}'] = value.") from None
         (lo, hi), axes = task.domain, []
         for axis, n in zip(task.axes, grid, strict=True):
             x = _coordinate(f, groups, axis)
@@ -169,18 +165,21 @@ def seam(file, rows):
 def _opened(path):
     path = Path(path)
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file.")
+        raise UsageError(f"{path} is a folder; give a file in it." if path.is_dir() else
+                         f"{path}: there is no such file.")
     if path.suffix == ".partial":
         raise UsageError(f"{path}: left by a run that was stopped; make it again.")
     try:
         f = h5py.File(path)
     except OSError as error:
-        if "truncated" in str(error):
-            raise UsageError(f"{path}: truncated HDF5, {path.stat().st_size:,} bytes are not the "
-                             "whole file; download or make it again.") from None
-        raise UsageError(f"{path}: not a readable HDF5 file ({error}).") from None
-    with f:
-        yield f
+        what = "truncated HDF5" if "truncated" in str(error) else "not a readable HDF5 file"
+        raise UsageError(f"{path}: {what} ({error}); download or make it again.") from None
+    try:
+        with f:
+            yield f
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: the header is damaged ({' '.join(str(error).split())}); "
+                         "download or make it again.") from error
 
 
 _KEYS = ("tensor", "nu", "density", "pressure", "Vx", "Vy", "Vz", "velocity", "t")
@@ -210,10 +209,22 @@ def _identify(f, path):
             if len(shape) == 2 + len(task.axes) and shape[-1] == len(task.channels):
                 return name
     raise UnknownLayout(
-        f"{path}: unknown layout; looked for `tensor` (N,T,x) with attribute beta, Nu or Nu and "
-        "rho, `tensor` with `nu` (Darcy), `density`, `pressure`, `Vx` (compressible flow), "
-        "`velocity` with `t` (incompressible flow) and groups `0000/data` (T,x,1), (T,y,x,1) or "
-        f"(T,y,x,2); found {', '.join(list(f)[:6]) or 'nothing'}.")
+        f"{path}: unknown layout; looked for `tensor` (N,T,x) with attribute beta or Nu, `tensor` "
+        "with `nu`, `density` with `pressure` and `Vx`, `velocity` with `t`, groups `0000/data` "
+        f"(T,x,1), (T,y,x,1) or (T,y,x,2); found {', '.join(list(f)[:6]) or 'nothing'}.")
+
+
+def _shape(f, task, path):
+    """(N, T, *grid) of a file that is not in groups: that of all its data sets."""
+    names = {"steady": ("nu", "tensor"), "last": ("velocity", "particles")}.get(
+        task.layout, ("tensor",) if "tensor" in f else task.channels)
+    sets = {key: f[key] for key in names if key in f}
+    shapes = {(one.shape[:1] + (1,) * (key == "nu") + one.shape[1:])[:2 + len(task.axes)]
+              for key, one in sets.items()}
+    if len(shapes) > 1 or any(one.dtype.kind not in "fiu" for one in sets.values()):
+        found = ", ".join(f"{key} {one.dtype} {one.shape}" for key, one in sets.items())
+        raise UsageError(f"{path}: {found} do not hold numbers of one shape; the file is damaged.")
+    return shapes.pop()
 
 
 def _coordinate(f, groups, axis):

@@ -1,7 +1,9 @@
 """`validate`: every fault of a file as one sentence; an empty list means that it is sound."""
 
 import hashlib
+from pathlib import Path
 
+import h5py
 import numpy as np
 
 from ups.config import UsageError
@@ -14,8 +16,14 @@ SHOWN = 10  # faults of one kind that are spelled out
 
 def validate(paths):
     """Read everything, in bounded pieces, and tell the faults of the files and between splits."""
-    files = [open_file(path) for path in paths]
-    faults, prints = [], {}
+    faults, prints, files = [], {}, []
+    for path in paths:
+        try:
+            files.append(open_file(path))
+        except (UsageError, OSError) as error:
+            if not Path(path).exists():
+                raise
+            faults.append(str(error))
     for file in files:
         found, prints[file.path] = _check(file)
         faults += [f"{file.path}: {fault}" for fault in found]
@@ -35,6 +43,7 @@ def _check(file):
         faults.append(f"time does not increase at frame {k} ({file.times[k - 1]:g} to "
                       f"{file.times[k]:g}).")
 
+    faults += _some(_ragged(file))
     digests = [hashlib.blake2b(digest_size=16) for _ in range(file.samples)]
     low, high, infinite, unread = np.inf, -np.inf, {}, {}
     size = 4 * len(file.channels) * int(np.prod(file.grid))
@@ -53,6 +62,24 @@ def _check(file):
                zip(file.channels, np.atleast_1d(low), np.atleast_1d(low == high), strict=False)
                if same]
     return faults, [None if row in unread else one.digest() for row, one in enumerate(digests)]
+
+
+def _ragged(file):
+    """Samples of another shape or with other times than the first, where each has its own."""
+    times, faults, first = {}, [], (file.frames, *file.grid, len(file.channels))
+    with h5py.File(file.path) as f:
+        if TASKS[file.task].layout == "last":
+            times = dict(enumerate(np.atleast_2d(f["t"][:])))
+        for row, key in enumerate(file.groups):
+            try:
+                shape, times[row] = f[key]["data"].shape, f[key]["grid/t"][:]
+            except (KeyError, AttributeError):
+                faults.append(f"sample {row} has no data or no times.")
+                continue
+            if shape != first:
+                faults.append(f"sample {row} has shape {shape}, the first {first}.")
+    return faults + [f"sample {row} has other times than the first." for row, t in times.items()
+                     if len(t) < file.frames or not np.allclose(t[:file.frames], file.times)]
 
 
 def _samples(file, rows, frames, unread):

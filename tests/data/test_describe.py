@@ -1,0 +1,109 @@
+"""`inspect` and `validate` on files that are odd, damaged or ragged."""
+
+import by_hand
+import h5py
+import numpy as np
+import pytest
+
+from ups.config import UsageError
+from ups.data.__main__ import main
+from ups.data.validate import validate
+
+
+def refused(argv, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        main([str(arg) for arg in argv])
+    assert "\n" not in str(caught.value)
+
+
+def test_darcy_is_described_by_its_solution_and_a_script_that_exists(published, capsys):
+    path, u = published["darcy2d"]
+    main(["inspect", str(path)])
+    text = capsys.readouterr().out
+    for c, name in enumerate("au"):  # u[:, 0] is the frame (a, 0): it would halve the mean of u
+        v = u[:, 1, c].astype(float)
+        assert (f"channel {name}       {v.min():.4g} to {v.max():.4g}, mean {v.mean():.4g}, "
+                f"std {v.std():.4g} (of 6 trajectories)") in text
+    assert "python train_operator.py --tasks darcy2d" in text
+
+
+def test_columns_and_number(tmp_path, capsys):
+    by_hand.build("ns2d", tmp_path / "a.h5", samples=1)
+    main(["inspect", str(tmp_path / "a.h5")])
+    text = capsys.readouterr().out
+    assert "channel particles  -" in text and "1 trajectory of Vx" in text
+    assert "(of 1 trajectory)" in text and "1 trajectories" not in text
+
+
+def test_a_picture_never_replaces_data(tmp_path, capsys):
+    path = tmp_path / "a.png"  # a name that the default picture would take
+    by_hand.build("burgers1d", path)
+    before = path.read_bytes()
+    for flags in (["--plot"], ["--plot", tmp_path / "x" / ".." / "a.png"],
+                  ["--plot", tmp_path / "b.hdf5"], ["--plot", tmp_path / "b"]):
+        refused(["inspect", path, *flags], "--plot .* ends in .png, .pdf")
+    assert path.read_bytes() == before
+    (tmp_path / "text").write_text("")
+    refused(["inspect", path, "--plot", tmp_path / "text" / "b.png"], "b.png cannot be written")
+    refused(["inspect", tmp_path], "is a folder; give a file in it")
+
+
+def test_odd_headers_are_one_sentence(tmp_path):
+    def broken(task, words, change):
+        path = tmp_path / f"{task}.h5"
+        by_hand.build(task, path)
+        with h5py.File(path, "r+") as f:
+            change(f)
+        refused(["inspect", path], f"{task}.h5: {words}")
+
+    def text(f):
+        del f["tensor"]
+        f["tensor"] = np.full((2, 3, 4), b"high")
+
+    def narrow(f):
+        u = f["Vx"][:, :, :8]
+        del f["Vx"]
+        f["Vx"] = u
+
+    def few(f):
+        a = f["nu"][:3]
+        del f["nu"]
+        f["nu"] = a
+
+    broken("advection1d", "the attribute beta of advection1d is no number .'high'.",
+           lambda f: f.attrs.update(beta="high"))
+    broken("ns2d", "the header is damaged", lambda f: f.attrs.update(config="nu: [1, :"))
+    broken("burgers1d", "tensor .* do not hold numbers of one shape", text)
+    broken("cns1d", "density .* Vx .* do not hold numbers of one shape", narrow)
+    broken("darcy2d", "nu .* do not hold numbers of one shape", few)
+
+
+def test_validate_goes_on_after_a_file_that_cannot_be_opened(tmp_path, capsys):
+    bad, good = tmp_path / "bad.hdf5", tmp_path / "good.hdf5"
+    bad.write_text("text")
+    by_hand.build("burgers1d", good)
+    with h5py.File(good, "r+") as f:
+        f["tensor"][2, 1, 0] = np.nan
+    assert main(["validate", str(bad), str(good)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{bad}: not a readable HDF5 file")
+    assert lines[1:] == [f"{good}: sample 2 holds NaN or Inf, first at frame 1."]
+    refused(["validate", good, tmp_path / "none.h5"], "none.h5: there is no such file")
+
+
+def test_validate_finds_ragged_files(tmp_path):
+    path = tmp_path / "a.h5"
+    by_hand.build("swe2d", path)
+    assert validate([path]) == []
+    with h5py.File(path, "r+") as f:
+        longer = np.random.default_rng(9).normal(size=(7, 16, 8, 1)).astype("f4")
+        del f["0002/data"], f["0004/grid/t"]
+        f["0002/data"] = longer
+        f["0003/grid/t"][4] = 2.5
+    assert validate([path]) == [f"{path}: {fault}" for fault in (
+        "sample 2 has shape (7, 16, 8, 1), the first (5, 16, 8, 1).",
+        "sample 4 has no data or no times.", "sample 3 has other times than the first.")]
+    by_hand.build("ns2d", path)
+    with h5py.File(path, "r+") as f:
+        f["t"][1, 3] = 9
+    assert validate([path]) == [f"{path}: sample 1 has other times than the first."]
