@@ -40,7 +40,9 @@ def test_verify_reads_every_byte(caches, capsys):
     path = caches[1] / "shard-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert main(["verify"]) == 1 and main(["verify", str(caches[0])]) == 0
-    assert "shard-00000.safetensors has changed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "shard-00000.safetensors has changed" in shown
+    assert "build --task burgers1d --split train --cache cache --rebuild`" in shown
 
 
 def test_gc_removes_only_what_no_codec_can_read(caches, capsys):

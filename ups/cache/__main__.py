@@ -168,4 +168,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    sys.argv[0] = "python -m ups.cache"  # the name that --help shows
     command(main)

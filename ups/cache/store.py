@@ -29,7 +29,6 @@ from ups.config import UsageError
 VERSION = 1
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHARD_BYTES = 2**28  # what a rank holds in memory, twice, while it writes a shard
-CURE = "delete this cache, or run `python -m ups.cache build --rebuild`"
 
 
 class Cache:
@@ -144,6 +143,7 @@ def _build(accelerator, codec, fields, indices, folder, identity):
 def open_cache(folder, key=None):
     """Map a complete cache after checks of manifest, sizes and headers; wrong ones are named."""
     folder = Path(folder)
+    cure = _cure(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         version = manifest.pop("version")
@@ -151,30 +151,30 @@ def open_cache(folder, key=None):
     except FileNotFoundError:
         raise UsageError(f"{folder} is no complete cache, it has no manifest: build it.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise UsageError(f"{folder}/manifest.json is damaged: {CURE}.") from None
+        raise UsageError(f"{folder}/manifest.json is damaged: {cure}.") from None
     if version != VERSION:
         raise UsageError(f"{folder}/manifest.json is of version {version}, this code reads version "
-                         f"{VERSION}: {CURE}.")
+                         f"{VERSION}: {cure}.")
     manifest = {"version": version} | manifest
     if checksum != _sha256(_json(manifest)):
-        raise UsageError(f"{folder}/manifest.json is damaged: {CURE}.")
+        raise UsageError(f"{folder}/manifest.json is damaged: {cure}.")
     if key not in (None, manifest["key"]):
-        raise UsageError(f"{folder}/manifest.json belongs to another codec or data: {CURE}.")
+        raise UsageError(f"{folder}/manifest.json belongs to another codec or data: {cure}.")
 
     z = []
     for i, shard in enumerate(manifest["shards"]):
         path = folder / shard["name"]
         if not path.exists():
-            raise UsageError(f"{path} is missing: {CURE}.")
+            raise UsageError(f"{path} is missing: {cure}.")
         if (size := path.stat().st_size) != shard["bytes"]:
-            raise UsageError(f"{path} has {size} bytes instead of {shard['bytes']}: {CURE}.")
+            raise UsageError(f"{path} has {size} bytes instead of {shard['bytes']}: {cure}.")
         try:
             with safe_open(path, framework="pt") as file:
                 found, tensor = file.metadata(), file.get_tensor("z")
         except Exception as error:  # of the format: safetensors has its own type
-            raise UsageError(f"{path} is damaged ({error}): {CURE}.") from None
+            raise UsageError(f"{path} is damaged ({error}): {cure}.") from None
         if (found or {}).get("key") != f"{manifest['key']}/{i}":
-            raise UsageError(f"{path} belongs to another codec or data: {CURE}.")
+            raise UsageError(f"{path} belongs to another codec or data: {cure}.")
         z.append(tensor)
     return Cache(folder, manifest, z)
 
@@ -182,6 +182,7 @@ def open_cache(folder, key=None):
 def verify(folder):
     """Read every byte; return one sentence per fault."""
     folder = Path(folder)
+    cure = _cure(folder)
     try:
         shards = open_cache(folder).manifest["shards"]
     except UsageError as error:
@@ -190,7 +191,7 @@ def verify(folder):
     for shard in shards:
         with open(folder / shard["name"], "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                faults.append(f"{folder / shard['name']} has changed since it was written: {CURE}.")
+                faults.append(f"{folder / shard['name']} has changed since it was written: {cure}.")
     return faults
 
 
@@ -217,6 +218,13 @@ def _write(path, data):
         part.unlink(missing_ok=True)
         raise UsageError(f"{path} ({len(data) / 1e6:.1f} MB) cannot be written ({error.strerror}): "
                          "make room, or choose another folder with --cache.") from error
+
+
+def _cure(folder):
+    """What to do about a damaged cache: its name holds task and split."""
+    task, _, split = folder.name.rsplit("-", 1)[0].partition("-")
+    return (f"delete it, or build it again with `python -m ups.cache build --task {task} --split "
+            f"{split} --cache {folder.parent} --rebuild` and --run, --data, ... of its run")
 
 
 def _name(shard):

@@ -15,7 +15,10 @@ MAKE = """Solve a PDE and write the published layout of its task.
     python -m ups.data make burgers1d --nu 0.001 0.01 0.1        one file per value
     python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data
 
-Run it again and it skips the files that are complete. Tasks: """
+Run it again and it skips the files that are complete. Samples x grid x frames of the presets, and
+the default parameters (small burgers1d and ns2d: nu = 0.01):
+
+"""
 INSPECT = """Say in words what a file holds, and how to train on it.
 
     python -m ups.data inspect data/1D_Burgers_Sols_Nu0.01.hdf5 --plot burgers.png"""
@@ -33,12 +36,23 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.rstrip('.')}. See --help.")
 
 
+def _presets(solvers):
+    """A line per task: sizes of its presets and default parameters."""
+    lines = []
+    for task, solver in solvers.items():
+        sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
+                          for name, p in solver.PRESETS.items())
+        params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
+        lines.append(f"    {task:13s}{sizes}; {params or 'no parameters'}")
+    return "\n".join(lines)
+
+
 def parser():
     from ups.data.solvers import SOLVERS
 
     top = Parser(prog="python -m ups.data", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="make|inspect|validate")
-    make = commands.add_parser("make", description=MAKE + " ".join(SOLVERS) + ".",
+    make = commands.add_parser("make", description=MAKE + _presets(SOLVERS),
                                help="solve and write", argument_default=argparse.SUPPRESS)
     make.add_argument("task", help="one of those above")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
@@ -58,11 +72,11 @@ def parser():
         make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
 
     inspect = commands.add_parser("inspect", description=INSPECT, help="one file in words")
-    inspect.add_argument("file")
+    inspect.add_argument("file", help="HDF5 in a layout of PDEBench")
     inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
                          help="also draw a few trajectories [FILE with .png]")
     validate = commands.add_parser("validate", description=VALIDATE, help="find faults")
-    validate.add_argument("files", nargs="+", metavar="FILE")
+    validate.add_argument("files", nargs="+", metavar="FILE", help="one data set, or several")
     return top
 
 

@@ -196,9 +196,8 @@ def _identify(f, path):
     if ndim.get("tensor") == 4 and ndim.get("nu") == 3:
         return "darcy2d"
     for name in ("cns1d", "cns2d", "cns3d"):
-        task = TASKS[name]  # a file of fewer axes may still carry Vz
-        if all(ndim.get(key) == 2 + len(task.axes) for key in task.channels):
-            return name
+        if all(ndim.get(key) == 2 + len(TASKS[name].axes) for key in TASKS[name].channels):
+            return name  # a file of fewer axes may still carry Vz
     if ndim.get("velocity") == 5 and "t" in ndim:
         return "ns2d"
     group = next((f[key] for key in f if key.isdigit()), None)
