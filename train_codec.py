@@ -15,11 +15,12 @@ import itertools
 import math
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import UsageError, command, parse
+from ups.config import UsageError, check, command, parse
 from ups.eval.reconstruction import finish_codec, measure_codec
 from ups.latents import frames_of, open_latents
 from ups.models.grid_codec import (
@@ -32,6 +33,7 @@ from ups.models.grid_codec import (
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
+from ups.train.schedule import warmup_cosine
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -61,6 +63,10 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        counts = ("steps", "batch_size", "patch", "width", "stride_x", "stride_t", "points")
+        check(self, lr=(1e-12, math.inf), warmup=(0, math.inf), ema=(0, 0.99999), noise=(0, 10),
+              grad_clip=(1e-9, math.inf), point_weight=(0, 1e3), inverse_weight=(0, 1e3),
+              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
         if len(self.tasks) != 1:
             raise UsageError(f"--tasks {' '.join(self.tasks)}: a codec belongs to one task; train "
                              "them one after the other.")
@@ -107,8 +113,7 @@ def main(argv=None):
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.0,
                                       fused=True, capturable=True)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
-            (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
+        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

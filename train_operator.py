@@ -13,11 +13,12 @@ import dataclasses
 import math
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import UsageError, command, parse
+from ups.config import UsageError, check, command, parse
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
 from ups.latents import open_latents, shifted
@@ -25,13 +26,14 @@ from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
+from ups.train.schedule import warmup_cosine
 from ups.train.step import Backward, Captured, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
     # data
-    tasks: tuple[str, ...] = ("burgers1d",)  # choose files of a family as in burgers1d:nu=0.01,0.1
+    tasks: tuple[str, ...] = ("burgers1d",)  # PDEs; some files of a family: burgers1d:nu=0.01,0.1
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
@@ -44,22 +46,24 @@ class Config(RunConfig):
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 4e-3
+    lr: float = 4e-3            # highest learning rate
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
-    grad_clip: float = 1.0
+    grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 4             # longest unroll; the first 70 % of training take single steps
     noise: float = 0.01         # on the first frame, up to this share of a field's deviation
     shift: bool = True          # random circular shifts of periodic tasks
-    val_trajectories: int = 64  # of each task
-    seed: int = 0
+    val_trajectories: int = 64  # of each task that a validation rolls out
+    seed: int = 0               # of weights, batches, shifts and noise
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+        counts = ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t",
+                  "val_trajectories")
+        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
+              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10), codec_error=(0, 1),
+              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
@@ -69,7 +73,8 @@ class Config(RunConfig):
 def operator_loss(model, batch):
     """Relative error of each unrolled step, mean over the steps: (B,).
 
-    `mask` weighs the latent channels by their share of the physical norm (zero where padded).
+    `mask` weighs the latent channels by their share of the norm of the normalised field (zero
+    where padded), so this is |u_hat - u| / |u - mean| over space.
     """
     z, mask = batch["z"], batch["mask"]  # (B, L + 1, N, D), (D,)
     z_hat, loss = batch["start"], 0.0
@@ -89,7 +94,9 @@ def prepared(batch, cfg, tasks):
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
     if cfg.shift and task.spec.periodic:
         axes = len(task.fields.spec.grid)
-        moves = noise.uniform(batch, cfg, (axes,), stream=1) * max(task.fields.spec.grid)
+        free = [axis not in task.spec.forced for axis in range(3 - axes, 3)]
+        span = torch.tensor(task.fields.spec.grid) * torch.tensor(free)
+        moves = noise.uniform(batch, cfg, (axes,), stream=1) * span.to(batch["z"].device)
         batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves.long()))
     batch["start"] = batch["z"][:, 0]
     if cfg.noise:  # white on the grid: latent channels that count less get more
@@ -134,8 +141,7 @@ def main(argv=None):
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
                                       fused=True, capturable=True)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(
-            (k + 1) / cfg.warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, k / cfg.steps))))
+        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

@@ -13,6 +13,7 @@ import train_operator as script
 from ups.config import UsageError
 from ups.data.make import make
 from ups.latents import load_codec, shifted
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
@@ -162,3 +163,51 @@ def test_fp16_is_refused(tmp_path, data):
     assert refused.returncode != 0
     assert "mixed_precision fp16 is not supported" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
+    """Rank 1 has no trajectory to measure here, and must compute all the same."""
+    script.main([*flags(tmp_path, data), "--tasks", "burgers1d"])
+    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in flags(tmp_path, data)]
+    helpers = ROOT / "tests" / "train"
+    done = launch(helpers / "operator_under_fsdp.py", *two, "--tasks", "burgers1d",
+                  config="2gpu_fsdp.yaml", env={"PYTHONPATH": f"{ROOT}:{helpers}"})
+    assert done.returncode == 0, done.stderr
+    one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
+    assert len(both) == 12 and max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
+
+
+def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):
+    script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--components", "2"])
+    shutil.rmtree(tmp_path / "run" / "operator")
+    with pytest.raises(UsageError, match="was fitted with .*'components': '2'.* and now"):
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--components", "3"])
+
+
+def test_a_refused_launch_leaves_the_record_of_the_last_one(tmp_path, data):
+    script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.01"])
+    end = tmp_path / "run" / "operator" / "exit.json"
+    end.write_text(end.read_text().replace("done", "stopped"))
+    before = end.read_bytes()
+    with pytest.raises(UsageError, match="another configuration"):
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.1"])
+    assert end.read_bytes() == before
+
+
+def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):
+    make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=3, t_end=0.2)
+    script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "ns2d", "--steps", "1"])
+    config = json.loads((tmp_path / "run" / "operator" / "model" / "config.json").read_text())
+    assert config["tasks"][0]["periodic"] and config["tasks"][0]["forced"] == [1]
+    spec = TaskSpec(**config["tasks"][0] | {"tokens": (1, 4, 4), "params": ("nu",)})
+    model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=2), [spec])
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) / 4
+    z = torch.randn(1, 4, 4, spec.width)
+    one = torch.ones(1)
+
+    def step(z):
+        return model(z.flatten(1, 2), one, one[:, None]).unflatten(1, (4, 4))
+
+    assert torch.allclose(step(z.roll(1, 2)), step(z).roll(1, 2), atol=1e-5)     # along x
+    assert not torch.allclose(step(z.roll(1, 1)), step(z).roll(1, 1), atol=1e-2)  # along y

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -66,6 +67,15 @@ def parse(cls, argv=None, description=None):
         if wrong := [key for key in values if key not in fields]:
             raise UsageError(f"{path}: {_unknown(wrong[0], fields)}")
     return build(cls, values | flags)
+
+
+def check(cfg, **bounds):
+    """Refuse fields outside their bounds (least, most), and what is no number."""
+    for name, (least, most) in bounds.items():
+        value = getattr(cfg, name)
+        if not least <= value <= most:
+            limits = f"at least {least}" if most == math.inf else f"between {least} and {most}"
+            raise UsageError(f"--{name} must be {limits}, not {value}.")
 
 
 def build(cls, values):

@@ -17,6 +17,7 @@ from ups.cache.windows import LatentWindows, condition
 from ups.config import UsageError
 from ups.data.fields import Fields, open_fields
 from ups.data.make import ensure_fields
+from ups.data.tasks import TASKS
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
@@ -39,8 +40,11 @@ class TaskLatents:
     def spec(self):
         """What an operator must know of the task."""
         spec = self.codec.spec
+        axes = TASKS[self.name].axes
+        forced = tuple(3 - len(axes) + axes.index(axis) for axis in TASKS[self.name].forced)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width,
-                        self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params))
+                        self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
+                        forced)
 
     def pad(self, z):
         return F.pad(z, (0, self.width - z.shape[-1]))
@@ -90,7 +94,10 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks {task}`, "
                          "or use --codec patch.")
-    on_main(accelerator, _fit_codec, folder, cfg, fields, components or cfg.components)
+    asked = {"patch": cfg.patch, "components": str(components or cfg.components)}
+    if asked["components"] == "auto":
+        asked["error"] = cfg.codec_error
+    on_main(accelerator, _fit_codec, folder, cfg, fields, asked)
     codec, mark = load_codec(folder)
     if codec.config["kind"] != kind:
         raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec is {kind}; "
@@ -98,6 +105,9 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
     if codec.config["data"] != fields.digest:
         raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give "
                          "another --run, or put the data back.")
+    if kind == "patch" and codec.config["asked"] != asked:
+        raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
+                         "asked for; use the old values, or give another --run.")
     codec.to(accelerator.device)
     cache = build_cache(accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype,
                         fingerprint=mark, rebuild=getattr(cfg, "rebuild", False))
@@ -117,21 +127,21 @@ def _make_data(task, root, strides):
     ensure_fields(task, root, **strides).close()
 
 
-def _fit_codec(folder, cfg, fields, components):
+def _fit_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
-    spec = fields.spec
+    spec, components = fields.spec, asked["components"]
+    components = int(components) if components.isdecimal() else components
     try:
-        if components not in ("auto", "all"):
-            components = int(components)
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           task=spec.task, grid=spec.grid, channels=spec.channels,
                           boundary=spec.boundary, patch=cfg.patch, components=components,
-                          error=cfg.codec_error if components == "auto" else 0.0,
+                          error=asked.get("error", 0.0),
                           offset=0.5 / cfg.stride_x)
     except ValueError as error:
         raise UsageError(f"--patch {cfg.patch} --components {components}: {error}") from None
-    export_model(folder, codec.state_dict(), {**codec.config, "data": fields.digest})
+    about = {"asked": asked, "data": fields.digest}
+    export_model(folder, codec.state_dict(), codec.config | about)
 
 
 def frames_of(fields, split):

@@ -15,6 +15,7 @@ class Task:
     test: str  # "first" or "last" tenth of the samples
     domain: tuple[float, float] = (0.0, 1.0)  # of every axis, where a file has no coordinates
     first_frame: int = 0
+    forced: tuple[str, ...] = ()  # axes along which the equation itself depends on the place
 
 
 _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
@@ -41,7 +42,8 @@ TASKS = {
     "cns2d": Task(_CNS, "flat", ("x", "y"), ("density", "pressure", "Vx", "Vy"), _FLOW, "periodic",
                   "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first"),
     "ns2d": Task("incompressible Navier-Stokes with a body force, viscosity nu", "last",
-                 ("y", "x"), ("Vx", "Vy"), {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last"),
+                 ("y", "x"), ("Vx", "Vy"), {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last",
+                 forced=("y",)),
     "cns3d": Task(_CNS, "flat", ("x", "y", "z"), ("density", "pressure", "Vx", "Vy", "Vz"), _FLOW,
                   "periodic", "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first"),
 }

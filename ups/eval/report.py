@@ -15,18 +15,20 @@ def finish_operator(run, model, tasks):
     for index, task in enumerate(tasks):
         tables = measure(run.accelerator, model, task, index, "test")
         results[task.name] = summary(tables)
+        order = tables["operator"].mean(1).argsort()
+        picks = [order[0], order[len(order) // 2], order[-1]]  # best, median, worst
+        chosen = task.fields.split("test")[torch.stack(picks)]
+        shown = predict(run.accelerator, model, task, index, chosen)  # every rank, as in `measure`
         if show:
             print(table(task.name, results[task.name]))
-            order = tables["operator"].mean(1).argsort()
-            picks = [order[0], order[len(order) // 2], order[-1]]  # best, median, worst
-            chosen = task.fields.split("test")[torch.stack(picks)]
-            alone = run.accelerator.unwrap_model(model)
-            shown = predict(run.accelerator, alone, task, index, chosen)
+            run.write("test.json", {"definition": NRMSE, "split": "test", "tasks": results})
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            draw_rollouts(run.folder / name, task.fields.spec, shown, tables)
-            print(f"picture: {run.folder / name}")
+            try:
+                draw_rollouts(run.folder / name, task.fields.spec, shown, tables)
+                print(f"picture: {run.folder / name}")
+            except (ImportError, OSError) as error:
+                print(f"no picture: {error}")
     if show:
-        run.write("test.json", {"definition": NRMSE, "split": "test", "tasks": results})
         print(NRMSE + ".")
 
 

@@ -40,6 +40,9 @@ class OperatorConfig:
     def __post_init__(self):
         if self.body not in BODIES:
             raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
+        for name in ("dim", "depth", "modes", "heads", "window", "kernel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.body == "pdet" and self.depth < 2 * self.levels + 1:
@@ -56,6 +59,7 @@ class TaskSpec:
     width: int                    # D of this task's codec
     periodic: bool
     params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
+    forced: tuple[int, ...] = ()  # axes of `tokens` along which the equation depends on the place
 
 
 class LatentOperator(nn.Module):
@@ -113,9 +117,9 @@ class TokenBody(nn.Module):
             torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + 1)
             for s in range(levels))
 
-        self.known = {}  # (tokens, periodic) -> names of the buffers, level by level
+        self.known = {}  # (tokens, periodic, forced) -> names of the buffers, level by level
         for task in self.tasks:
-            grid = (tuple(task.tokens), task.periodic)
+            grid = (tuple(task.tokens), task.periodic, tuple(task.forced))
             if grid not in self.known:
                 tables, g = self._tables(*grid), len(self.known)
                 self.known[grid] = [[f"grid{g}_{i}_{j}" for j in range(len(row))]
@@ -140,7 +144,7 @@ class TokenBody(nn.Module):
         tokens = tuple(tokens or spec.tokens)
         if x.shape[1] != math.prod(tokens):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
-        (walls,), *tables = self._lookup(tokens, spec.periodic, x)
+        (places,), *tables = self._lookup(tokens, spec.periodic, spec.forced, x)
         grids = [Grid(spec.periodic, tuple(row)) for row in tables]
 
         closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
@@ -150,7 +154,7 @@ class TokenBody(nn.Module):
         c = self.condition(features) + self.task[task]
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
-        x = self.inp(torch.cat([x, walls.expand(len(x), *walls.shape)], -1))
+        x = self.inp(torch.cat([x, places.expand(len(x), *places.shape)], -1))
         skips = []
         for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
             if s and level > self.levels[s - 1]:
@@ -163,27 +167,33 @@ class TokenBody(nn.Module):
                 x = block(x, c, grids[level])
         return self.out(x).flatten(1, 3)
 
-    def _lookup(self, tokens, periodic, x):
+    def _lookup(self, tokens, periodic, forced, x):
         """Tables of a grid: the buffers where it is a task's own, else made now."""
-        if (tokens, periodic) in self.known:
-            return [[getattr(self, name) for name in row] for row in self.known[tokens, periodic]]
-        return [[table.to(x) for table in row] for row in self._tables(tokens, periodic)]
+        grid = (tokens, periodic, tuple(forced))
+        if grid in self.known:
+            return [[getattr(self, name) for name in row] for row in self.known[grid]]
+        return [[table.to(x) for table in row] for row in self._tables(*grid)]
 
-    def _tables(self, tokens, periodic):
-        """The wall positions, then for each level what its mixers need."""
-        rows = [[self._walls(tokens, periodic)]]
+    def _tables(self, tokens, periodic, forced):
+        """The positions, then for each level what its mixers need."""
+        rows = [[self._places(tokens, periodic, forced)]]
         for level in range(max(self.levels) + 1):
             rows.append(self.stages[level][0].mixer.tables(tokens, periodic))
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows
 
-    def _walls(self, tokens, periodic):
-        """cos(pi k x) along each closed axis (X, Y, Z, 4 * axes); a circle has no position."""
+    def _places(self, tokens, periodic, forced):
+        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along a forced axis
+        of a circle; zero elsewhere, for a circle has no position."""
         k = torch.arange(1, 5, dtype=torch.float64)
         out = []
         for axis in self.axes:
-            x = (torch.arange(tokens[axis], dtype=torch.float64) + 0.5) / tokens[axis]
-            wave = torch.cos(math.pi * x[:, None] * k) * (not periodic)
+            x = (torch.arange(tokens[axis], dtype=torch.float64)[:, None] + 0.5) / tokens[axis]
+            if periodic:
+                angle = 2 * math.pi * x * k[:2]
+                wave = torch.cat([angle.cos(), angle.sin()], -1) * (axis in forced)
+            else:
+                wave = torch.cos(math.pi * x * k)
             shape = [-1 if a == axis else 1 for a in range(3)]
             out.append(wave.view(*shape, 4).expand(*tokens, 4))
         return torch.cat(out, -1)

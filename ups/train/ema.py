@@ -7,6 +7,7 @@ Each rank works on its own shards: every operation is element by element.
 """
 
 import contextlib
+import math
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -44,7 +45,11 @@ class EMA:
 
     @contextlib.contextmanager
     def applied(self, model, best=False):
-        """Lend the averaged weights to `model`; its own come back, in the same memory."""
+        """Lend the averaged weights to `model`; its own come back, in the same memory.
+
+        The best ones are the last ones where no score was ever finite.
+        """
+        best = best and math.isfinite(self.best_score)
         params = local(model.parameters())
         own = [p.clone() for p in params]
         with torch.no_grad():

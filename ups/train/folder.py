@@ -29,10 +29,9 @@ def take_lock(folder):
 
 def leave_folder(folder):
     """Wrong use, found before any training, leaves no folder behind that says nothing."""
-    if not any((folder / name).exists() for name in ("checkpoints", "exit.json", "start")):
-        for path in (folder / "config.json", folder / ".lock"):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it, or the run's, is not empty
+    if {path.name for path in folder.iterdir()} <= {".lock"}:
+        (folder / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the run's folder is not empty
             folder.rmdir()
             folder.parent.rmdir()
 
@@ -40,23 +39,34 @@ def leave_folder(folder):
 def take_folder(folder, config, systems):
     """How the last launch ended (`exit.json`, or empty); refuses another configuration.
 
-    Fields named in `systems` may change. Where nothing is trained yet, the new configuration holds.
+    Fields named in `systems` may change, and so may those that only one version of the code has.
+    Nothing is written: `begin_folder` does that when the launch is accepted.
     """
-    stored, exit_json = folder / "config.json", folder / "exit.json"
-    end = json.loads(exit_json.read_text()) if exit_json.exists() else {}
+    end = read_json(folder / "exit.json")
     finished = end.get("status") == "done"
-    if stored.exists() and (finished or checkpoints(folder / "checkpoints")):
-        old = json.loads(stored.read_text())
-        changed = [key for key in sorted(old.keys() | config.keys())
-                   if key not in systems and old.get(key) != config.get(key)]
+    if finished or checkpoints(folder / "checkpoints"):
+        old = read_json(folder / "config.json")
+        changed = [key for key in sorted(old.keys() & config.keys() - systems)
+                   if old[key] != config[key]]
         if changed:
-            names = ", ".join(f"{key} ({old.get(key)} -> {config.get(key)})" for key in changed)
+            names = ", ".join(f"{key} ({old[key]} -> {config[key]})" for key in changed)
             raise UsageError(f"{folder} was trained with another configuration: {names}. Use the "
                              "old values to resume, or give another --run.")
     if finished:
         print(f"{folder} is finished (step {end['step']}); its test numbers are in "
               f"{folder / 'test.json'}. For a new run give another --run.")
-    else:
-        write_json(stored, config)
-        exit_json.unlink(missing_ok=True)
     return end
+
+
+def begin_folder(folder, config):
+    """The launch is accepted: its configuration holds, the end of the last one is history."""
+    write_json(folder / "config.json", config)
+    (folder / "exit.json").unlink(missing_ok=True)
+
+
+def read_json(path):
+    """An object, empty where there is no file."""
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        raise UsageError(f"{path} is damaged; remove it, or give another --run.") from None

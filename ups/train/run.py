@@ -25,7 +25,7 @@ from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from ups.config import UsageError, flat
+from ups.config import UsageError, check, flat
 from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
@@ -38,7 +38,7 @@ from ups.train.checkpoint import (
     whole,
     write_checkpoint,
 )
-from ups.train.folder import leave_folder, take_folder, take_lock
+from ups.train.folder import begin_folder, leave_folder, take_folder, take_lock
 from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics, WandB
@@ -65,12 +65,12 @@ class RunConfig:
     debug: bool = False          # distributed debug output, tracebacks per rank, a profiler trace
 
     def __post_init__(self):
-        for name in ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("micro_batch", "workers"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name} must not be negative ({getattr(self, name)}).")
+        counts = ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout")
+        check(self, micro_batch=(0, math.inf), workers=(0, math.inf),
+              **{name: (1, math.inf) for name in counts})
+        for name in ("run", "data", "cache"):
+            if not getattr(self, name):
+                raise UsageError(f"--{name} must name a folder.")
 
 
 class Stopped(Exception):
@@ -146,6 +146,7 @@ class Run:
         best = state["best_score"]
         ema.best_score = math.inf if best is None else best
         backward.micro_batch = backward.micro_batch or state["micro_batch"]
+        backward.splits = state["oom_splits"]
         self.step = sampler.start = state["step"]
         self.last_saved = self.step
 
@@ -169,6 +170,8 @@ class Run:
                         mininterval=0.5 if sys.stderr.isatty() else 20)
         if self.cfg.wandb and show and not self.cfg.dry_run:
             self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
+        if show and not self.finished:
+            begin_folder(self.folder, flat(self.cfg))
         clock = rehearsal.Clock(self)
         with self.bar, self._signals(), rehearsal.debugging(self) as trace:
             for batch in loader:
@@ -178,6 +181,9 @@ class Run:
                 yield batch
                 self.bar.update()
                 trace()
+                if self.stopping and self.last_saved != self.step:
+                    raise OSError(f"stopped by a signal at step {self.step}, but its checkpoint "
+                                  f"could not be written; the last one is {self.last_saved}.")
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
         if self.cfg.dry_run:
@@ -233,7 +239,8 @@ class Run:
                  "scheduler": self.parts["scheduler"].state_dict(),
                  "ema_updates": float(ema.updates),
                  "best_score": best if math.isfinite(best) else None,
-                 "micro_batch": self.backward.micro_batch, "config": flat(self.cfg)}
+                 "micro_batch": self.backward.micro_batch if self.backward.splits else 0,
+                 "oom_splits": self.backward.splits, "config": flat(self.cfg)}
         try:
             write_checkpoint(self.folder / "checkpoints", self.step, tensors, state, self.cfg.keep)
         except (OSError, SafetensorError) as error:
@@ -248,7 +255,11 @@ class Run:
         model = self.accelerator.unwrap_model(model)
         tensors = whole(self.accelerator, model.state_dict())
         config = {"stage": self.stage, **config, "lineage": self.lineage}
-        on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
+        try:
+            on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"{self.folder / 'model'} cannot be written ({error}); make room and run "
+                          "the same command again.") from None
 
     def write(self, name, value):
         """Put a JSON file into the stage's folder (main process)."""
