@@ -127,6 +127,7 @@ class Run:
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
             backward.micro_batch = min(self.cfg.micro_batch or half, half)
+            backward.splits = 1
         if self.cfg.dry_run:
             self.step = sampler.start = max(0, self.cfg.steps - rehearsal.STEPS)
             return
@@ -146,7 +147,7 @@ class Run:
         best = state["best_score"]
         ema.best_score = math.inf if best is None else best
         backward.micro_batch = backward.micro_batch or state["micro_batch"]
-        backward.splits = state["oom_splits"]
+        backward.splits += state["oom_splits"]
         self.step = sampler.start = state["step"]
         self.last_saved = self.step
 
