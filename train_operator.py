@@ -110,14 +110,14 @@ def prepared(batch, cfg, tasks):
 
 def evaluate(accelerator, model, tasks, cfg):
     """Validation errors in physical units, for each task; `val/nrmse_rollout` is their mean."""
-    scores = {}
+    scores = {"val/nrmse_1": 0.0, "val/nrmse_rollout": 0.0}
     for index, task in enumerate(tasks):
         tables = measure(accelerator, model, task, index, "val", cfg.val_trajectories)
-        scores[f"val/{task.name}/nrmse_1"] = tables["one_step"].mean().item()
-        scores[f"val/{task.name}/nrmse_rollout"] = tables["operator"].mean().item()
-    for name in ("nrmse_1", "nrmse_rollout"):
-        values = [scores[f"val/{task.name}/{name}"] for task in tasks]
-        scores[f"val/{name}"] = sum(values) / len(values)
+        for name, table in (("nrmse_1", "one_step"), ("nrmse_rollout", "operator")):
+            error = tables[table].mean().item()
+            scores[f"val/{name}"] += error / len(tasks)
+            if len(tasks) > 1:
+                scores[f"val/{task.name}/{name}"] = error
     return scores
 
 
