@@ -10,6 +10,7 @@ test.json and rollout.png.
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
+from ups.eval.metrics import drift
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
 from ups.latents import open_latents, shifted
@@ -54,6 +56,7 @@ class Config(RunConfig):
     unroll: int = 4             # longest unroll; the first 70 % of training take single steps
     noise: float = 0.01         # on the first frame, up to this share of a field's deviation
     shift: bool = True          # random circular shifts of periodic tasks
+    conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
     seed: int = 0               # of weights, batches, shifts and noise
 
@@ -63,14 +66,14 @@ class Config(RunConfig):
                   "val_trajectories")
         check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
               grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10), codec_error=(0, 1),
-              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+              conserve=(0, math.inf), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 
 
-def operator_loss(model, batch):
+def operator_loss(model, batch, tasks=(), conserve=0.0):
     """Relative error of each unrolled step, mean over the steps: (B,).
 
     `mask` weighs the latent channels by their share of the norm of the normalised field (zero
@@ -83,6 +86,10 @@ def operator_loss(model, batch):
         error = (mask * (z_hat - z[:, i]) ** 2).sum((1, 2))
         size = (mask * z[:, i] ** 2).sum((1, 2))
         loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
+        if conserve:
+            task = tasks[batch["task"]]
+            u_hat, u0 = (task.codec.decode(task.trim(x)) for x in (z_hat, z[:, 0]))
+            loss = loss + conserve * drift(u_hat[:, None], u0, task.conserved)[:, 0]
     return loss / batch["unroll"]
 
 
@@ -147,7 +154,8 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        backward = Backward(run, model, operator_loss, cfg.micro_batch, graphs=run.graphs)
+        loss = functools.partial(operator_loss, tasks=latents.tasks, conserve=cfg.conserve)
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 from pathlib import Path
 
 import h5py
@@ -84,11 +85,13 @@ def test_two_processes_give_the_same_curve(tmp_path, data):
 
 def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     tasks = ["burgers1d:nu=0.01,0.1", "advection1d", "darcy2d", "diffreact2d"]
-    script.main([*flags(tmp_path, data), "--tasks", *tasks])
+    script.main([*flags(tmp_path, data), "--conserve", "0.5", "--tasks", *tasks])
     stage = tmp_path / "run" / "operator"
     test = json.loads((stage / "test.json").read_text())["tasks"]
     assert set(test) == {"burgers1d", "advection1d", "darcy2d", "diffreact2d"}
     assert test["darcy2d"]["leads"] == [1] and test["burgers1d"]["trajectories"] == 8
+    assert 0 < test["burgers1d"]["conservation_drift"] < 1
+    assert "conservation_drift" not in test["darcy2d"]  # a task that conserves nothing joins in
     scores = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in scores if "val/nrmse_rollout" in line][-1]
     mean = sum(last[f"val/{task}/nrmse_rollout"] for task in test) / 4
@@ -175,6 +178,24 @@ def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
     assert done.returncode == 0, done.stderr
     one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
     assert len(both) == 12 and max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
+
+
+def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data):
+    codec = types.SimpleNamespace(decode=lambda z: z.mT)  # (B, N, 1) -> (B, 1, N)
+    task = types.SimpleNamespace(codec=codec, trim=lambda z: z, conserved=[0])
+    z = torch.randn(3, 2, 8, 1)
+    batch = {"z": z, "start": z[:, 0], "mask": torch.ones(1), "dt": None, "cond": None, "task": 0,
+             "unroll": 1}
+
+    def model(z, dt, cond, index):  # moves the mean by 0.3
+        return z + 0.3
+
+    gap = script.operator_loss(model, batch, [task], 2.0) - script.operator_loss(model, batch)
+    rms = z[:, 0].square().mean((1, 2)).sqrt()
+    assert torch.allclose(gap, 2.0 * 0.3 / rms, rtol=1e-4)
+    task.conserved = []
+    assert torch.equal(script.operator_loss(model, batch, [task], 2.0),
+                       script.operator_loss(model, batch))
 
 
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):

@@ -46,6 +46,12 @@ class TaskLatents:
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
                         forced)
 
+    @property
+    def conserved(self):
+        """Channels whose spatial mean the equation keeps."""
+        names = self.fields.spec.channels
+        return [names.index(name) for name in TASKS[self.name].conserved]
+
     def pad(self, z):
         return F.pad(z, (0, self.width - z.shape[-1]))
 

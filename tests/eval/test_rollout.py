@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from ups.data.fields import Spec
-from ups.eval.metrics import nrmse
+from ups.eval.metrics import drift, nrmse
 from ups.eval.report import summary, table
 from ups.eval.rollout import measure, rollout
 
@@ -18,6 +18,14 @@ def test_nrmse_is_the_mean_of_relative_errors_and_skips_zero_channels():
     p = torch.tensor([[[[3.0, 5.0], [9.0, 9.0]], [[1.0, 1.0], [0.0, 1.0]]]])
     expected = torch.tensor([[1 / 5, (1 / 1 + 1 / 2) / 2]], dtype=torch.float64)
     assert torch.allclose(nrmse(p, y), expected, atol=1e-12)
+
+
+def test_drift_is_the_change_of_conserved_means_and_zero_where_nothing_is_conserved():
+    u0 = torch.tensor([[[3.0, 1.0], [5.0, 5.0]]])  # (1, 2, 2): means 2 and 5, rms sqrt(5) and 5
+    p = torch.tensor([[[[3.0, 2.0], [0.0, 0.0]], [[0.0, 4.0], [1.0, 1.0]]]])  # (1, 2, 2, 2)
+    assert torch.allclose(drift(p, u0, [0]), torch.tensor([[0.5 / 5**0.5, 0.0]]))
+    assert torch.allclose(drift(p, u0, [0, 1])[0, 0], torch.tensor((0.5 / 5**0.5 + 1) / 2))
+    assert drift(p, u0, []).tolist() == [[0.0, 0.0]]
 
 
 def test_a_rollout_applies_the_model_again_and_again():
@@ -50,7 +58,8 @@ def task():
             return start * 0.5 ** torch.arange(6.0)[:, None, None]
 
     return types.SimpleNamespace(fields=Fields(), codec=Identity(), pad=lambda z: z,
-                                 trim=lambda z: z, cond=lambda chosen: torch.zeros(len(chosen), 1))
+                                 trim=lambda z: z, conserved=[],
+                                 cond=lambda chosen: torch.zeros(len(chosen), 1))
 
 
 def test_measure_gives_the_errors_that_the_model_must_have(task):

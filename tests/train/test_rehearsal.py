@@ -129,7 +129,7 @@ def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys)
 
 
 def test_out_of_memory_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys, monkeypatch):
-    def greedy(model, batch):
+    def greedy(model, batch, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(script, "operator_loss", greedy)

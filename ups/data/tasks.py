@@ -15,6 +15,7 @@ class Task:
     test: str  # "first" or "last" tenth of the samples
     domain: tuple[float, float] = (0.0, 1.0)  # of every axis, where a file has no coordinates
     first_frame: int = 0
+    conserved: tuple[str, ...] = ()  # channels whose mean over space the equation keeps
     forced: tuple[str, ...] = ()  # axes along which the equation itself depends on the place
 
 
@@ -22,9 +23,9 @@ _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
 _FLOW = {"eta": None, "zeta": None, "M": None}
 TASKS = {
     "advection1d": Task("u_t + beta u_x = 0", "flat", ("x",), ("u",), {"beta": None}, "periodic",
-                        "1D_Advection_Sols_beta{beta}.hdf5", "first"),
+                        "1D_Advection_Sols_beta{beta}.hdf5", "first", conserved=("u",)),
     "burgers1d": Task("u_t + (u^2/2)_x = (nu/pi) u_xx", "flat", ("x",), ("u",), {"nu": None},
-                      "periodic", "1D_Burgers_Sols_Nu{nu}.hdf5", "first"),
+                      "periodic", "1D_Burgers_Sols_Nu{nu}.hdf5", "first", conserved=("u",)),
     "reacdiff1d": Task("u_t = nu u_xx + rho u (1 - u)", "flat", ("x",), ("u",),
                        {"nu": None, "rho": None}, "periodic", "ReacDiff_Nu{nu}_Rho{rho}.hdf5",
                        "first"),
@@ -40,10 +41,12 @@ TASKS = {
     "swe2d": Task("shallow water, radial dam break, outflow", "groups", ("y", "x"), ("h",), {},
                   "closed", "2D_rdb_NA_NA.h5", "last", (-2.5, 2.5)),
     "cns2d": Task(_CNS, "flat", ("x", "y"), ("density", "pressure", "Vx", "Vy"), _FLOW, "periodic",
-                  "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first"),
+                  "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first",
+                  conserved=("density",)),
     "ns2d": Task("incompressible Navier-Stokes with a body force, viscosity nu", "last",
                  ("y", "x"), ("Vx", "Vy"), {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last",
                  forced=("y",)),
     "cns3d": Task(_CNS, "flat", ("x", "y", "z"), ("density", "pressure", "Vx", "Vy", "Vz"), _FLOW,
-                  "periodic", "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first"),
+                  "periodic", "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
+                  conserved=("density",)),
 }

@@ -2,7 +2,7 @@
 
 import torch
 
-from ups.eval.metrics import NRMSE
+from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plots import draw_rollouts
 from ups.eval.rollout import measure, predict
 
@@ -15,13 +15,16 @@ def finish_operator(run, model, tasks):
     for index, task in enumerate(tasks):
         tables = measure(run.accelerator, model, task, index, "test")
         results[task.name] = summary(tables)
+        if task.conserved:
+            results[task.name]["conservation_drift"] = tables["drift"].mean().item()
         order = tables["operator"].mean(1).argsort()
         picks = [order[0], order[len(order) // 2], order[-1]]  # best, median, worst
         chosen = task.fields.split("test")[torch.stack(picks)]
         shown = predict(run.accelerator, model, task, index, chosen)  # every rank, as in `measure`
         if show:
             print(table(task.name, results[task.name]))
-            run.write("test.json", {"definition": NRMSE, "split": "test", "tasks": results})
+            run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
+                                    "tasks": results})
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
             try:
                 draw_rollouts(run.folder / name, task.fields.spec, shown, tables)
@@ -53,4 +56,6 @@ def table(name, result):
         values = [*result["nrmse"][row], result["nrmse_rollout"][row]]
         lines.append(f"{label:14}" + "".join(f"{value:11.2e}" for value in values))
     lines.append(f"one step from the true frame: {result['nrmse_1']:.2e}")
+    if "conservation_drift" in result:
+        lines.append(f"drift of the conserved mean:  {result['conservation_drift']:.2e}")
     return "\n".join(lines)

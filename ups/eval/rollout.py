@@ -8,7 +8,7 @@ not depend on the number of processes. All ranks call everything here the same n
 
 import torch
 
-from ups.eval.metrics import nrmse
+from ups.eval.metrics import drift, nrmse
 
 CHUNK_BYTES = 256 << 20  # of fields that are held at a time
 
@@ -29,12 +29,13 @@ def measure(accelerator, model, task, index, split, limit=None):
     """nRMSE of every trajectory and lead time (n, T - 1), for one task of a run.
 
     `operator` rolls out from the first frame; `one_step` starts from the true frame before;
-    `persistence` repeats the first frame; `codec` is the error of encoding and decoding alone.
+    `persistence` repeats the first frame; `codec` is the error of encoding and decoding alone;
+    `drift` is not an nRMSE but how far conserved means have moved in the roll-out.
     """
     chosen = task.fields.split(split)[:limit]
     frames, world = task.fields.spec.frames, accelerator.num_processes
     tables = {name: torch.zeros(len(chosen), frames - 1, dtype=torch.float64)
-              for name in ("operator", "one_step", "persistence", "codec")}
+              for name in ("operator", "one_step", "persistence", "codec", "drift")}
     per_trajectory = 4 * frames * len(task.fields.spec.channels)
     for points in task.fields.spec.grid:
         per_trajectory *= points
@@ -75,4 +76,5 @@ def predict(accelerator, model, task, index, chosen):
             "one_step": nrmse(decode(torch.stack(steps, 1)), truth).cpu(),
             "persistence": nrmse(u[:, :1].expand_as(truth), truth).cpu(),
             "codec": nrmse(decode(z[:, 1:]), truth).cpu(),
+            "drift": drift(rolled, u[:, 0], task.conserved).cpu(),
             "truth": u, "fields": torch.cat([u[:, :1], rolled], 1)}
