@@ -92,7 +92,7 @@ def open_latents(accelerator, cfg, split, length=1, **codec):
 def _open_task(accelerator, cfg, task, split, folder=None, components=None):
     name = task.split(":")[0]
     strides = dict(stride_x=cfg.stride_x, stride_t=cfg.stride_t)
-    on_main(accelerator, _make_data, task, cfg.data, strides)
+    on_main(accelerator, _make_data, task, cfg.data, strides)  # one writes, all read
     fields = open_fields(task, cfg.data, **strides)
     kind = "patch" if folder else cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
@@ -130,7 +130,7 @@ def load_codec(folder):
 
 
 def _make_data(task, root, strides):
-    ensure_fields(task, root, **strides).close()
+    ensure_fields(task, root, **strides)
 
 
 def _fit_codec(folder, cfg, fields, asked):

@@ -146,9 +146,6 @@ class Fields:
             digest.update(file.read([index - self.starts[k]], range(frame, frame + 1), thin))
         return digest.hexdigest()
 
-    def close(self):
-        """Nothing to do: files are open only while they are read."""
-
 
 def parse_task(text):
     """`burgers1d:nu=0.001,0.01` -> ("burgers1d", {"nu": [0.001, 0.01]})."""

@@ -25,7 +25,7 @@ from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from ups.config import UsageError, check, flat
+from ups.config import UsageError, flat
 from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
@@ -41,36 +41,8 @@ from ups.train.checkpoint import (
 from ups.train.folder import begin_folder, leave_folder, take_folder, take_lock
 from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
 from ups.train.step import is_out_of_memory
+from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """What every stage has and what may change when a run resumes: systems, not science."""
-
-    run: str = "runs/burgers1d"  # folder of the run; each stage has a folder in it
-    data: str = "data"           # where the field files are; made there when absent
-    cache: str = "cache"         # where the latents are; made there when absent
-    micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
-    workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
-    prefetch: int = 2            # batches that each worker keeps ready
-    compile: bool = False        # compile the model; on CUDA also replay the step as a graph
-    log_every: int = 50          # steps between two lines of training metrics
-    eval_every: int = 500        # steps between two validations
-    save_every: int = 500        # steps between two checkpoints
-    keep: int = 2                # checkpoints that are kept
-    timeout: int = 600           # seconds after which a rank that does not answer ends the run
-    wandb: str = ""              # project of Weights & Biases; empty: none
-    dry_run: bool = False        # rehearse: the last steps, an evaluation, a checkpoint; then stop
-    debug: bool = False          # distributed debug output, tracebacks per rank, a profiler trace
-
-    def __post_init__(self):
-        counts = ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout")
-        check(self, micro_batch=(0, math.inf), workers=(0, math.inf),
-              **{name: (1, math.inf) for name in counts})
-        for name in ("run", "data", "cache"):
-            if not getattr(self, name):
-                raise UsageError(f"--{name} must name a folder.")
 
 
 class Stopped(Exception):
