@@ -32,7 +32,7 @@ class TaskLatents:
     fields: Fields
     codec: Codec
     fingerprint: str
-    cache: Cache
+    cache: Cache | None
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
 
@@ -69,9 +69,6 @@ class Latents:
     def __init__(self, tasks, length):
         self.tasks = tasks
         self.windows = LatentWindows([task.cache for task in tasks], length)
-        for task in tasks:
-            task.width = max(t.codec.spec.width for t in tasks)
-            task.params = max(len(t.fields.spec.params) for t in tasks)
         self.lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
         self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
 
@@ -81,12 +78,20 @@ def open_latents(accelerator, cfg, split, length=1, **codec):
 
     `codec` may override where a codec is and how it is fitted: `folder`, `components`.
     """
+    return Latents(open_tasks(accelerator, cfg, split, **codec), length)
+
+
+def open_tasks(accelerator, cfg, split=None, **codec):
+    """Fields and codec of every task of `cfg`, and, for a `split`, its cached latents."""
     names = [task.split(":")[0] for task in cfg.tasks]
     if len(set(names)) < len(names):
         raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
                          "task as in burgers1d:nu=0.001,0.01.")
     tasks = [_open_task(accelerator, cfg, task, split, **codec) for task in cfg.tasks]
-    return Latents(tasks, length)
+    for task in tasks:
+        task.width = max(t.codec.spec.width for t in tasks)
+        task.params = max(len(t.fields.spec.params) for t in tasks)
+    return tasks
 
 
 def _open_task(accelerator, cfg, task, split, folder=None, components=None):
@@ -115,8 +120,9 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
                          "asked for; use the old values, or give another --run.")
     codec.to(accelerator.device)
-    cache = build_cache(accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype,
-                        fingerprint=mark, rebuild=getattr(cfg, "rebuild", False))
+    cache = split and build_cache(
+        accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark,
+        rebuild=getattr(cfg, "rebuild", False))
     return TaskLatents(name, fields, codec, mark, cache)
 
 

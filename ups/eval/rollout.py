@@ -6,11 +6,14 @@ Every rank takes its share of the trajectories; the tables of errors are summed,
 not depend on the number of processes. All ranks call everything here the same number of times.
 """
 
+import math
+
 import torch
 
 from ups.eval.metrics import drift, nrmse
 
 CHUNK_BYTES = 256 << 20  # of fields that are held at a time
+MEASURED = ("operator", "one_step", "persistence", "codec", "drift")
 
 
 @torch.no_grad()
@@ -23,8 +26,6 @@ def rollout(model, z0, steps, dt, cond, task=0):
     return torch.stack(frames, 1)
 
 
-@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
-@torch.no_grad()
 def measure(accelerator, model, task, index, split, limit=None):
     """nRMSE of every trajectory and lead time (n, T - 1), for one task of a run.
 
@@ -32,30 +33,42 @@ def measure(accelerator, model, task, index, split, limit=None):
     `persistence` repeats the first frame; `codec` is the error of encoding and decoding alone;
     `drift` is not an nRMSE but how far conserved means have moved in the roll-out.
     """
-    chosen = task.fields.split(split)[:limit]
-    frames, world = task.fields.spec.frames, accelerator.num_processes
-    tables = {name: torch.zeros(len(chosen), frames - 1, dtype=torch.float64)
-              for name in ("operator", "one_step", "persistence", "codec", "drift")}
-    per_trajectory = 4 * frames * len(task.fields.spec.channels)
-    for points in task.fields.spec.grid:
-        per_trajectory *= points
-    size = max(1, min(64, CHUNK_BYTES // per_trajectory))
+    def tables(chosen):
+        results = predict(accelerator, model, task, index, chosen)
+        return {name: results[name] for name in MEASURED}
+
+    return by_trajectory(accelerator, tables, task.fields.split(split)[:limit],
+                         CHUNK_BYTES // trajectory_bytes(task.fields.spec))
+
+
+def by_trajectory(accelerator, tables, chosen, size):
+    """`tables(some of chosen)`, a dictionary of (B, K), for all of them: (n, K), on every rank.
+
+    At most `size` trajectories at a time, shared by the ranks, which all call equally often.
+    """
+    whole, world = {}, accelerator.num_processes
+    size = max(1, min(64, size, -(-len(chosen) // world)))
     for first in range(0, len(chosen), size * world):
         start = first + size * accelerator.process_index
         idle = start >= len(chosen)  # computes all the same: a forward of FSDP2 is a collective
         rows = slice(0, 1) if idle else slice(start, start + size)
-        results = predict(accelerator, model, task, index, chosen[rows])
-        if not idle:
-            for name, table in tables.items():
-                table[rows] = results[name]
+        for name, table in tables(chosen[rows]).items():
+            if name not in whole:
+                whole[name] = torch.zeros(len(chosen), table.shape[1], dtype=torch.float64)
+            if not idle:
+                whole[name][rows] = table.double().cpu()
     if world > 1:
-        for name, table in tables.items():
+        for name, table in whole.items():
             table = table.to(accelerator.device)
-            tables[name] = accelerator.reduce(table, reduction="sum").cpu()
-    return tables
+            whole[name] = accelerator.reduce(table, reduction="sum").cpu()
+    return whole
 
 
-@torch.compiler.set_stance("force_eager")
+def trajectory_bytes(spec):
+    return 4 * spec.frames * len(spec.channels) * math.prod(spec.grid)
+
+
+@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
 @torch.no_grad()
 def predict(accelerator, model, task, index, chosen):
     """Roll out some trajectories: errors by name, and the fields themselves (`truth`, `fields`)."""

@@ -1,0 +1,59 @@
+"""The corrector: draws the true latent z1 given the operator's prediction z1_hat of it.
+
+The operator rolls out alone. After k steps it has predicted z1_hat from its own state z0, and what
+is missing, r = z1 - z1_hat, is modelled as a distribution given [z0, z1_hat], the time k dt since
+the last true state, and the parameters. Residuals grow with k and differ between latent channels,
+so they are divided by their deviation `scale[k]` (D,) over the trajectories of the fit split.
+
+    teacher   Heun's method along the probability flow, 2 n - 1 network calls for n steps
+    student   consistency function, one network call per level
+
+Both are this one class and may exchange weights; `kind` says how to draw.
+"""
+
+import functools
+
+import torch
+from torch import nn
+
+from ups.models.denoiser import Denoiser
+from ups.models.diffusion import consistency, denoise, few_step, heun, noise_levels
+
+SIGMA_MAX = 20.0  # residuals have unit variance on average, and tails
+LEVELS = (SIGMA_MAX, 0.8)  # of the student's first and second call
+
+
+class Corrector(nn.Module):
+    """net(x, c_noise | z0, z1_hat, lead, ..) on scaled residuals x, and how to draw with it."""
+
+    def __init__(self, config, tasks, leads, kind="diffusion"):
+        """`leads`: for each task, the longest roll-out that its residuals were measured at."""
+        super().__init__()
+        self.kind = kind
+        self.net = Denoiser(config, tasks, channels=3)
+        for index, count in enumerate(leads):
+            self.register_buffer(f"scale{index}", torch.ones(count, self.net.width))
+
+    def scale(self, task, lead):
+        """Deviation (B, 1, D) of the residual after `lead` (B,) steps; zero where padded."""
+        table = self.get_buffer(f"scale{task}")
+        return table[lead.clamp(max=len(table)) - 1][:, None]
+
+    def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0):
+        """x, z0, z1_hat (B, N, D), lead (B,) int, dt (B,), cond (B, P) -> (B, N, D)"""
+        return self.net(x, c_noise, [z0, z1_hat], lead * dt, cond, task)
+
+    @torch.no_grad()
+    def draw(self, z0, z1_hat, lead, dt, cond, task, noise, calls):
+        """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
+        scale = self.scale(task, lead)
+        noise = noise * (scale > 0)[:, None]  # none in the padding
+        net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task)
+        if self.kind == "consistency":
+            levels = torch.tensor(LEVELS[:calls])
+            r = few_step(functools.partial(consistency, net), SIGMA_MAX * noise[:, 0], levels,
+                         lambda i: noise[:, i])
+        else:
+            levels = noise_levels((calls + 1) // 2, sigma_max=SIGMA_MAX)
+            r = heun(functools.partial(denoise, net), SIGMA_MAX * noise[:, 0], levels)
+        return z1_hat + scale * r

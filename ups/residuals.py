@@ -1,0 +1,71 @@
+"""The door where operator and cache meet: what the operator's own roll-outs leave to be corrected.
+
+From every `start_every`-th frame of each trajectory the frozen operator rolls out to the end. Each
+(start, lead) is an item of the data set: the states z0 and z1_hat after lead - 1 and lead steps, and
+the true z1. The trajectories must be others than the operator trained on, or its errors look smaller
+than they are. All of it is held in memory, on every rank: the fit split is small.
+"""
+
+import torch
+from torch.utils.data import Dataset
+
+from ups.eval.rollout import rollout
+
+CHUNK = 64  # trajectories that are rolled out at a time
+
+
+class Residuals(Dataset):
+    def __init__(self, operator, windows, device, start_every):
+        """`windows`: LatentWindows whose windows are whole trajectories."""
+        self.windows = windows
+        self.tasks = [_roll_out(operator, windows, task, device, start_every)
+                      for task in range(len(windows.sizes))]
+        self.sizes = [len(truth) * len(lead) for truth, _, lead, _, _ in self.tasks]
+
+    def __len__(self):
+        return sum(self.sizes)
+
+    def __getitems__(self, triples):
+        """A batch as of `LatentWindows`, with z (B, 3, N, D) = z0, z1_hat, z1 and lead (B,)."""
+        steps, rows, pairs = zip(*triples, strict=True)
+        task, items = pairs[0][0], torch.tensor([item for _, item in pairs])
+        truth, states, lead, frame, place = self.tasks[task]
+        n, item = items // len(lead), items % len(lead)
+        before, after = states[n, place[item] - 1], states[n, place[item]]
+        return {
+            "z": torch.stack([before, after, truth[n, frame[item]]], 1),
+            "lead": lead[item],
+            "dt": torch.full((len(rows),), self.windows.caches[task].dt),
+            "cond": self.windows.conds[task][n],
+            "mask": self.windows.masks[task],
+            "task": task,
+            "step": steps[0],
+            "rows": torch.tensor(rows),
+        }
+
+    def scale(self, task):
+        """Root mean square (leads, D) of the residuals at each lead."""
+        truth, states, lead, frame, place = self.tasks[task]
+        square = (truth[:, frame] - states[:, place]).square().mean((0, 2))  # (items, D)
+        total = torch.zeros(int(lead.max()), square.shape[1]).index_add(0, lead - 1, square)
+        return (total / torch.bincount(lead - 1)[:, None]).sqrt()
+
+
+@torch.no_grad()
+def _roll_out(operator, windows, task, device, start_every):
+    """Truth (n, T, N, D), states (n, S, N, D), and of each item its lead, frame and place in S."""
+    truth, states = [], []
+    for first in range(0, windows.sizes[task], CHUNK):
+        some = range(first, min(first + CHUNK, windows.sizes[task]))
+        batch = windows.__getitems__([(0, n, (task, n)) for n in some])
+        z, dt, cond = (batch[key].to(device) for key in ("z", "dt", "cond"))
+        starts = range(0, z.shape[1] - 1, start_every)
+        rolled = [torch.cat([z[:, s:s + 1], rollout(operator, z[:, s], z.shape[1] - 1 - s, dt,
+                                                    cond, task)], 1) for s in starts]
+        truth.append(z.cpu())
+        states.append(torch.cat(rolled, 1).cpu())
+    lead = torch.cat([torch.arange(part.shape[1]) for part in rolled])
+    start = torch.cat([torch.full((part.shape[1],), s)
+                       for s, part in zip(starts, rolled, strict=True)])
+    place = lead.nonzero()[:, 0]  # lead 0 is the true start itself
+    return torch.cat(truth), torch.cat(states), lead[place], (start + lead)[place], place

@@ -1,0 +1,65 @@
+"""The door to what earlier stages of a run left: frozen models, ready to be built on.
+
+A stage that is absent, not finished, or built on something else is refused in one sentence. An
+exported folder has the layout of a run, `exit.json` and `config.json` of its stages included.
+"""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+from torch import nn
+
+from ups.config import UsageError
+from ups.models.corrector import Corrector
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train.checkpoint import load_model
+from ups.train.folder import read_json
+
+SCRIPTS = {"operator": "train_operator.py", "diffusion": "train_diffusion.py",
+           "consistency": "train_consistency.py", "steady": "train_steady.py"}
+
+
+@dataclasses.dataclass
+class Loaded:
+    model: nn.Module           # frozen, in evaluation mode
+    config: dict               # model/config.json: sizes, tasks, lineage
+    settings: SimpleNamespace  # the stage's own configuration: tasks, strides, codec, ...
+    mark: str                  # fingerprint
+
+
+def load_operator(run):
+    return _load(run, "operator", lambda config, tasks: LatentOperator(_sizes(config), tasks))
+
+
+def load_corrector(run, stage, operator):
+    """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
+    loaded = _load(run, stage, lambda config, tasks: Corrector(_sizes(config), tasks,
+                                                               config["leads"], config["stage"]))
+    if loaded.config["lineage"]["operator"] != operator.mark:
+        raise UsageError(f"{Path(run) / stage} was trained for another operator than the one in "
+                         f"{Path(run) / 'operator'}; train it again in a new --run.")
+    return loaded
+
+
+def _load(run, stage, build):
+    folder = Path(run) / stage
+    end = read_json(folder / "exit.json")
+    command = f"`accelerate launch {SCRIPTS[stage]} --run {run}`"
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such stage yet; train it first with {command}.")
+    if end.get("status") != "done":
+        raise UsageError(f"{folder} is not finished (exit.json says {end.get('status')}); "
+                         f"finish it first with {command}.")
+    config, tensors = load_model(folder / "model")
+    tasks = [TaskSpec(**{key: tuple(value) if isinstance(value, list) else value
+                         for key, value in task.items()}) for task in config["tasks"]]
+    model = build(config, tasks)
+    model.load_state_dict(tensors)
+    settings = SimpleNamespace(**read_json(folder / "config.json"))
+    mark = config["fingerprint"]
+    return Loaded(model.eval().requires_grad_(False), config, settings, mark)
+
+
+def _sizes(config):
+    return OperatorConfig(**config["model"])
