@@ -1,15 +1,69 @@
-"""Errors in physical units, and the definitions that are printed and stored beside them."""
+"""Errors in physical units, and the definitions that are printed and stored beside them.
+
+Fields are p (predicted) and y (true), (B, T, C, *grid); an error is a float64 table (B, T, C), so
+that a roll-out may be measured one lead at a time (T = 1). Ensembles are members (B, M, C, *grid)
+against the truth (B, C, *grid) of one lead. Means over channels, leads and trajectories are the
+caller's, except where a ratio of means is defined here.
+"""
+
+import functools
 
 import torch
 
 NRMSE = ("nRMSE = |p - y|_2 / |y|_2 over space, for each trajectory, channel and predicted frame, "
          "then the mean over all of them (a channel that is zero everywhere is left out); physical "
          "units; the given first frame is not counted")
-
-
 DRIFT = ("conservation drift = |mean of p - mean of the first frame| / rms of the first frame, "
          "over space, for the channels that the equation conserves, mean over trajectories and "
          "frames")
+
+LOW, HIGH = 4, 12  # edges of the wavenumber bands of fRMSE
+WELL_EPS = 1e-7    # in VRMSE, as The Well has it
+CORRELATED = 0.8   # a forecast below this correlation with the truth is lost
+
+_FREE = "for each trajectory, channel and predicted frame, then the mean over all of them"
+DEFINITIONS = {
+    "nrmse": NRMSE,
+    "rmse": f"RMSE = root of the mean of (p - y)^2 over space, {_FREE} (PDEBench's order)",
+    "vrmse": ("VRMSE (The Well) = root of [mean of (p - y)^2 / (variance of y + 1e-7)], both over "
+              f"space, {_FREE}"),
+    "max_error": "max error = largest |p - y| over space, channels, frames and trajectories",
+    "crmse": ("cRMSE = |mean of p - mean of y| over space, "
+              f"{_FREE} (PDEBench takes the root of the mean square over a batch instead)"),
+    "brmse": ("bRMSE = root of the mean of (p - y)^2 over the first and last cells of every axis "
+              f"(a corner counts once for each axis), {_FREE}"),
+    "frmse": (f"fRMSE = for wavenumber shells floor|k| (1-D: k >= 0 as in PDEBench; else every "
+              "mode of the spectrum, corners included, where PDEBench takes a quarter), root of "
+              "the sum of |FFT(p - y)|^2 in the shell, divided by the number of grid points; mean "
+              f"over the shells of a band: low [0, {LOW}), mid [{LOW}, {HIGH}), high [{HIGH}, ..); "
+              f"{_FREE}; empty where the grid has no such wavenumber"),
+    "relative_l2": ("relative L2 (DPOT) = |p - y|_2 / |y|_2 over space and all predicted frames of "
+                    "a trajectory, mean over channels and trajectories"),
+    "correlation_time": ("correlation time = time of the last frame before the spatial correlation "
+                         f"of p and y first falls below {CORRELATED} (the whole roll-out where it "
+                         "never does; a uniform truth counts as correlated), mean over channels "
+                         "and trajectories"),
+    "drift": DRIFT,
+    "spectrum": ("E(k) = half the sum of |FFT(u) / points|^2 over all modes with floor|k| = k, so "
+                 "that the sum over k is half the mean square of the field"),
+    "spectrum_error": (f"high-band spectrum error = sum of |E_p(k) - E_y(k)| / sum of E_y(k), sums "
+                       f"over trajectories, channels and k >= min({HIGH}, points per axis / 4); "
+                       "E_p of an ensemble is the mean of its members' energies"),
+    "mae": "absolute error = mean of |p - y| over space, channels and trajectories",
+    "crps": ("fair CRPS = mean over members of |x_i - y| - sum over pairs i, j of |x_i - x_j| / "
+             "(2 M (M - 1)), mean over space, channels and trajectories; of one member, the "
+             "absolute error"),
+    "spread_skill": ("spread / skill = root of [(M + 1) / M * mean of the members' unbiased "
+                     "variance / mean squared error of the ensemble mean], means over space and "
+                     "trajectories before the ratio; 1 where members and truth are exchangeable"),
+    "rank": ("rank histogram = share of grid points at which the truth is above exactly r of the M "
+             "members, ties shared; flat where members and truth are exchangeable"),
+    "interval": ("intervals: 95 % bootstrap over trajectories (percentiles of 1000 resamplings of "
+                 "whole trajectories)"),
+}
+
+
+# one forecast
 
 
 def drift(p, u0, channels):
@@ -26,7 +80,175 @@ def drift(p, u0, channels):
 
 def nrmse(p, y):
     """Relative errors (B, T), float64, of fields (B, T, C, *grid): the mean over channels."""
-    p, y = p.double().flatten(3), y.double().flatten(3)  # (B, T, C, points)
-    norm = y.norm(dim=3)
-    error = (p - y).norm(dim=3) / torch.where(norm > 0, norm, 1.0)
-    return (error * (norm > 0)).sum(2) / (norm > 0).sum(2).clamp(min=1)
+    each = channel_nrmse(p, y)
+    return torch.where(each.isnan().all(2), 0.0, each.nanmean(2))
+
+
+def channel_nrmse(p, y):
+    """Relative errors (B, T, C); NaN where a channel is zero everywhere."""
+    norm = y.double().flatten(3).norm(dim=3)
+    error = (p.double() - y.double()).flatten(3).norm(dim=3)
+    return torch.where(norm > 0, error / norm, torch.nan)
+
+
+def rmse(p, y):
+    return (p.double() - y.double()).flatten(3).square().mean(3).sqrt()
+
+
+def vrmse(p, y):
+    variance = y.double().flatten(3).var(3, correction=0)
+    return (rmse(p, y).square() / (variance + WELL_EPS)).sqrt()
+
+
+def mae(p, y):
+    return (p.double() - y.double()).abs().flatten(3).mean(3)
+
+
+def max_error(p, y):
+    return (p.double() - y.double()).abs().flatten(3).amax(3)
+
+
+def crmse(p, y):
+    return (p.double() - y.double()).flatten(3).mean(3).abs()
+
+
+def brmse(p, y):
+    square = (p.double() - y.double()).square()
+    faces = [square.narrow(axis, side, 1).flatten(3)
+             for axis in range(3, square.ndim) for side in (0, square.shape[axis] - 1)]
+    return torch.cat(faces, 3).mean(3).sqrt()
+
+
+def frmse(p, y):
+    """Errors by wavenumber (B, T, C, 3): low, mid and high band."""
+    shells = shell_power(p.double() - y.double(), one_sided=p.ndim == 4).sqrt()
+    bands = (shells[..., :LOW], shells[..., LOW:HIGH], shells[..., HIGH:])
+    return torch.stack([band.mean(3) for band in bands], 3)  # the mean of nothing is NaN
+
+
+def relative_l2(p, y):
+    """Relative error over whole trajectories (B, C)."""
+    return from_rmse(rmse(p, y), rmse(torch.zeros_like(y), y))
+
+
+def from_rmse(error, size):
+    """Relative L2 (B, C) from tables (B, T, C) of the RMSE and of the root mean square of y."""
+    size = size.square().sum(1)
+    return torch.where(size > 0, (error.square().sum(1) / size).sqrt(), torch.nan)
+
+
+def correlation(p, y):
+    """Pearson correlation over space (B, T, C); 1 where the truth is uniform."""
+    p, y = p.double().flatten(3), y.double().flatten(3)
+    a, b = p - p.mean(3, keepdim=True), y - y.mean(3, keepdim=True)
+    size = a.norm(dim=3) * b.norm(dim=3)
+    value = torch.where(size > 0, (a * b).sum(3) / size, 0.0)
+    return torch.where(b.norm(dim=3) > 1e-6 * y.norm(dim=3), value, 1.0)
+
+
+def correlation_time(table, dt):
+    """Time (B, C) for which a table (B, T, C) of correlations stays above the limit."""
+    return dt * (table >= CORRELATED).long().cumprod(1).sum(1).double()
+
+
+# spectra
+
+
+def shell_power(u, one_sided=False):
+    """Power (.., K) of fields (B, T, C, *grid) by shells floor|k|: sums of |FFT / points|^2.
+
+    All modes count, so that the sum over shells is the mean square (`one_sided`: 1-D, k >= 0).
+    """
+    grid = u.shape[3:]
+    shell, weight = _shells(tuple(grid), u.device)
+    u = torch.fft.rfftn(u.double(), dim=tuple(range(3, u.ndim)), norm="forward")
+    power = u.abs().square().flatten(3)
+    power = power if one_sided else power * weight
+    out = power.new_zeros(*power.shape[:3], int(shell.max()) + 1)
+    return out.scatter_add_(3, shell.expand_as(power), power)
+
+
+@functools.lru_cache(8)
+def _shells(grid, device):
+    """Shell of every mode of rfftn, and how often it stands in the full spectrum."""
+    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64) for n in grid[:-1]]
+    waves.append(torch.arange(grid[-1] // 2 + 1, dtype=torch.float64))
+    k = torch.stack(torch.meshgrid(*waves, indexing="ij"))
+    twice = (k[-1] > 0) & (2 * k[-1] != grid[-1])
+    return k.norm(dim=0).floor().long().flatten().to(device), (1.0 + twice).flatten().to(device)
+
+
+def spectrum(u):
+    """Energy by wavenumber (B, T, C, K), whose sum is half the mean square of the field."""
+    return shell_power(u) / 2
+
+
+def high_band(grid):
+    """First wavenumber of the high band; on coarse grids the upper half of the wavenumbers."""
+    return min(HIGH, min(n for n in grid if n > 1) // 4)
+
+
+def spectrum_error(e_pred, e_true, grid):
+    """Missing or surplus energy in the high band, and the true energy there: (B, T, C) each.
+
+    The error is the ratio of their means over trajectories: no trajectory that is smooth, and has
+    next to nothing there, decides it.
+    """
+    first = high_band(grid)
+    return (e_pred - e_true)[..., first:].abs().sum(-1), e_true[..., first:].sum(-1)
+
+
+# ensembles: members (B, M, C, *grid), truth (B, C, *grid)
+
+
+def crps(members, y):
+    """Fair CRPS (B, C), mean over space (Ferro, 2014), in the sorted form: O(M log M)."""
+    x, y = members.double().flatten(3), y.double().flatten(2)  # (B, M, C, points)
+    count = x.shape[1]
+    error = (x - y[:, None]).abs().mean((1, 3))
+    if count == 1:
+        return error
+    place = torch.arange(1 - count, count, 2, dtype=x.dtype, device=x.device)  # pairs below - above
+    pairs = (x.sort(1).values * place[:, None, None]).sum(1).mean(2)  # sum of x_j - x_i, i < j
+    return error - pairs / (count * (count - 1))
+
+
+def spread_skill(members, y):
+    """Unbiased variance of the members and squared error of their mean, (B, C) each.
+
+    Average both over trajectories, then `ratio`.
+    """
+    x, y = members.double().flatten(3), y.double().flatten(2)
+    return x.var(1).mean(2), (x.mean(1) - y).square().mean(2)
+
+
+def ratio(variance, square_error, members):
+    """Spread / skill from the means of `spread_skill`, exact for finite ensembles."""
+    return ((members + 1) / members * variance / square_error).sqrt()
+
+
+def rank_histogram(members, y):
+    """Share of points (B, C, M + 1) at which the truth has rank 0 .. M among the members."""
+    x, y = members.flatten(3), y.flatten(2)[:, None]
+    below, upto = (x < y).sum(1), (x <= y).sum(1)  # (B, C, points)
+    share = 1.0 / (upto - below + 1).double()  # ties: an equal part for every possible rank
+    edges = share.new_zeros(*below.shape[:2], members.shape[1] + 2)
+    edges.scatter_add_(2, below, share).scatter_add_(2, upto + 1, -share)
+    return edges.cumsum(2)[..., :-1] / below.shape[2]
+
+
+# uncertainty of a mean
+
+
+def resamplings(count, draws=1000, seed=0):
+    """Weights (draws, count) of bootstrap means over trajectories: rows sum to one."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(count, (draws, count), generator=generator)
+    ones = torch.full(chosen.shape, 1 / count, dtype=torch.float64)
+    return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(1, chosen, ones)
+
+
+def interval(values, weights):
+    """Bounds (2, ..) of the 95 % bootstrap interval of the mean over axis 0 of values (n, ..)."""
+    means = (weights @ values.double().flatten(1)).unflatten(1, values.shape[1:])
+    return means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)

@@ -1,0 +1,180 @@
+"""Every metric against an independent formula, written as loops or closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ups.eval import metrics as m
+
+GRIDS = ((18,), (16, 12), (6, 8, 5))
+
+
+def pair(grid, seed=0, shape=(2, 3, 2)):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, *grid, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def by_hand(function, p, y):
+    """Apply a numpy function of one field pair to every (trajectory, frame, channel)."""
+    shape = p.shape[:3]
+    rows = [function(a.numpy(), b.numpy()) for a, b in
+            zip(p.flatten(0, 2), y.flatten(0, 2), strict=True)]
+    return torch.tensor(np.array(rows)).unflatten(0, shape)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_pointwise_errors(grid):
+    p, y = pair(grid)
+    y[..., 0] += 3.0
+    points = math.prod(grid)
+    formulas = {
+        m.rmse: lambda a, b: math.sqrt(((a - b) ** 2).sum() / points),
+        m.channel_nrmse: lambda a, b: math.sqrt(((a - b) ** 2).sum() / (b**2).sum()),
+        m.vrmse: lambda a, b: math.sqrt(((a - b) ** 2).mean() / (b.var() + 1e-7)),
+        m.mae: lambda a, b: np.abs(a - b).mean(),
+        m.max_error: lambda a, b: np.abs(a - b).max(),
+        m.crmse: lambda a, b: abs(a.sum() - b.sum()) / points,
+        m.correlation: lambda a, b: np.corrcoef(a.ravel(), b.ravel())[0, 1],
+        m.brmse: lambda a, b: boundary(a - b),
+        m.frmse: lambda a, b: bands(a - b),
+        m.spectrum: lambda a, b: shells(a),
+    }
+    for function, formula in formulas.items():
+        value = function(p) if function is m.spectrum else function(p, y)
+        torch.testing.assert_close(value, by_hand(formula, p, y), equal_nan=True, msg=str)
+    torch.testing.assert_close(m.nrmse(p, y), m.channel_nrmse(p, y).mean(2))
+    torch.testing.assert_close(m.spectrum(p).sum(3), p.flatten(3).square().mean(3) / 2)  # Parseval
+
+
+def boundary(error):
+    faces = [face for axis in range(error.ndim) for face in
+             (np.take(error, 0, axis), np.take(error, -1, axis))]
+    return math.sqrt(np.square(np.concatenate([np.ravel(face) for face in faces])).mean())
+
+
+def modes(field):
+    """(|k|, |amplitude|^2) of every mode of the full transform, by loops."""
+    amplitude = np.abs(np.fft.fftn(field) / field.size) ** 2
+    for place in np.ndindex(*field.shape):
+        k = [i if i <= n // 2 else i - n for i, n in zip(place, field.shape, strict=True)]
+        yield k, amplitude[place]
+
+
+def shells(field):
+    most = math.floor(math.sqrt(sum((n // 2) ** 2 for n in field.shape)))
+    energy = np.zeros(most + 1)
+    for k, power in modes(field):
+        energy[math.floor(math.sqrt(sum(i * i for i in k)))] += power / 2
+    return energy
+
+
+def bands(error):
+    if error.ndim == 1:  # PDEBench: k >= 0 alone
+        size = np.abs(np.fft.rfft(error)) / len(error)
+    else:
+        size = np.sqrt(2 * shells(error))
+    cut = size[:4], size[4:12], size[12:]
+    return [band.mean() if len(band) else math.nan for band in cut]
+
+
+def test_a_wave_lands_in_its_shell_and_band():
+    x = torch.arange(64, dtype=torch.float64) / 64
+    wave = torch.sin(2 * math.pi * (3 * x[:, None] + 4 * x[None]))[None, None, None]  # |k| = 5
+    energy = m.spectrum(wave)[0, 0, 0]
+    assert energy[5].item() == pytest.approx(0.25)
+    assert energy.sum().item() == pytest.approx(0.25)
+    low, mid, high = m.frmse(wave, torch.zeros_like(wave))[0, 0, 0]
+    assert mid.item() == pytest.approx(math.sqrt(0.5) / 8)  # one of eight shells
+    assert max(low, high) < 1e-12
+
+
+def test_zero_channels_are_left_out_of_nrmse_alone():
+    p, y = pair((16,))
+    y[:, :, 1] = 0.0
+    torch.testing.assert_close(m.nrmse(p, y), m.channel_nrmse(p, y)[:, :, 0])
+    assert m.channel_nrmse(p, y)[:, :, 1].isnan().all()
+    assert (m.nrmse(p[:, :, 1:], y[:, :, 1:]) == 0).all()
+    assert m.vrmse(p, y)[:, :, 1].isfinite().all()
+
+
+def test_relative_l2_and_drift():
+    p, y = pair((16, 12))
+    error, size = ((x.transpose(1, 2).flatten(2)).norm(dim=2) for x in (p - y, y))
+    torch.testing.assert_close(m.relative_l2(p, y), error / size)
+    u0, moved = y[:, 0] + 2.0, torch.tensor([0.0, 0.5, 1.0])
+    shifted = u0[:, None] + moved[:, None, None, None]
+    rms = u0[:, 1].flatten(1).square().mean(1).sqrt()
+    torch.testing.assert_close(m.drift(shifted, u0, [1]), moved / rms[:, None])
+
+
+def test_correlation_time_ends_at_the_first_loss():
+    table = torch.tensor([[0.99, 0.9, 0.7, 0.95], [0.9, 0.9, 0.9, 0.9], [0.1, 0.9, 0.9, 0.9]])
+    assert m.correlation_time(table[..., None], 0.5)[:, 0].tolist() == [1.0, 2.0, 0.0]
+    flat = torch.ones(1, 1, 1, 8)
+    assert m.correlation(torch.randn(1, 1, 1, 8), flat).item() == 1.0
+    assert m.correlation(flat, torch.randn(1, 1, 1, 8)).item() == 0.0
+
+
+def test_spectrum_error_of_a_damped_high_band():
+    _, y = pair((64,), shape=(4, 1, 1))
+    p = torch.fft.rfft(y)
+    p[..., 12:] *= math.sqrt(0.5)  # half of the energy from k = 12 on
+    missing, there = m.spectrum_error(m.spectrum(torch.fft.irfft(p)), m.spectrum(y), (64,))
+    assert (missing.mean() / there.mean()).item() == pytest.approx(0.5)
+    assert m.high_band((64, 64)) == 12 and m.high_band((32, 32)) == 8
+
+
+def test_crps_against_the_double_loop():
+    generator = torch.Generator().manual_seed(1)
+    members = torch.randn(3, 7, 2, 4, 5, generator=generator)
+    y = torch.randn(3, 2, 4, 5, generator=generator)
+    x, total = members.double(), torch.zeros(3, 2, 4, 5, dtype=torch.float64)
+    for i in range(7):
+        total += (x[:, i] - y).abs() / 7
+        for j in range(7):
+            total -= (x[:, i] - x[:, j]).abs() / (2 * 7 * 6)
+    torch.testing.assert_close(m.crps(members, y), total.mean((2, 3)))
+    torch.testing.assert_close(m.crps(members[:, :1], y), m.mae(members[:, :1], y[:, None])[:, 0])
+
+
+def test_a_perfect_ensemble():
+    """Members and truth from N(0, 1): CRPS is 1/sqrt(pi) for any M, spread/skill 1, ranks flat."""
+    generator = torch.Generator().manual_seed(2)
+    for count in (2, 5):
+        x = torch.randn(20, count, 1, 100, 100, generator=generator)
+        y = torch.randn(20, 1, 100, 100, generator=generator)
+        assert m.crps(x, y).mean().item() == pytest.approx(1 / math.sqrt(math.pi), rel=0.01)
+        variance, error = m.spread_skill(x, y)
+        assert m.ratio(variance.mean(), error.mean(), count).item() == pytest.approx(1, rel=0.01)
+        ranks = m.rank_histogram(x, y)
+        torch.testing.assert_close(ranks.sum(2), torch.ones(20, 1, dtype=torch.float64))
+        assert (ranks.mean((0, 1)) * (count + 1) - 1).abs().max() < 0.02
+
+
+def test_ranks_by_hand_and_ties():
+    members = torch.tensor([0.0, 1.0, 1.0, 2.0]).view(1, 4, 1, 1)
+    for truth, expected in ((-1.0, [1, 0, 0, 0, 0]), (0.5, [0, 1, 0, 0, 0]), (3.0, [0, 0, 0, 0, 1]),
+                            (1.0, [0, 1 / 3, 1 / 3, 1 / 3, 0])):
+        ranks = m.rank_histogram(members, torch.full((1, 1, 1), truth))
+        torch.testing.assert_close(ranks[0, 0], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_spread_and_skill_against_numpy():
+    members, y = torch.randn(2, 4, 1, 6, dtype=torch.float64), torch.randn(2, 1, 6)
+    variance, error = m.spread_skill(members, y)
+    x = members.numpy()
+    np.testing.assert_allclose(variance, x.var(1, ddof=1).mean(-1))
+    np.testing.assert_allclose(error, ((x.mean(1) - y.numpy()) ** 2).mean(-1))
+    assert m.ratio(4.0 * torch.ones(()), torch.tensor(5.0), 4).item() == pytest.approx(1.0)
+
+
+def test_the_interval_of_a_mean_has_the_textbook_width():
+    values = torch.randn(400, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    weights = m.resamplings(400)
+    torch.testing.assert_close(weights.sum(1), torch.ones(1000, dtype=torch.float64))
+    low, high = m.interval(values, weights)
+    expected = 2 * 1.96 * values.std(0) / math.sqrt(400)
+    torch.testing.assert_close(high - low, expected, rtol=0.1, atol=0)
+    assert ((low < values.mean(0)) & (values.mean(0) < high)).all()
