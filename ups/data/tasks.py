@@ -17,6 +17,8 @@ class Task:
     first_frame: int = 0
     conserved: tuple[str, ...] = ()  # channels whose mean over space the equation keeps
     forced: tuple[str, ...] = ()  # axes along which the equation itself depends on the place
+    positive: tuple[str, ...] = ()  # channels that the equation keeps from falling below zero
+    solenoidal: bool = False  # the velocity, channels Vx, Vy, .., has no divergence
 
 
 _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
@@ -28,25 +30,26 @@ TASKS = {
                       "periodic", "1D_Burgers_Sols_Nu{nu}.hdf5", "first", conserved=("u",)),
     "reacdiff1d": Task("u_t = nu u_xx + rho u (1 - u)", "flat", ("x",), ("u",),
                        {"nu": None, "rho": None}, "periodic", "ReacDiff_Nu{nu}_Rho{rho}.hdf5",
-                       "first"),
+                       "first", positive=("u",)),
     "diffsorp1d": Task("u_t = D/R(u) u_xx", "groups", ("x",), ("u",), {}, "closed",
-                       "1D_diff-sorp_NA_NA.h5", "last"),
+                       "1D_diff-sorp_NA_NA.h5", "last", positive=("u",)),
     "cns1d": Task(_CNS, "flat", ("x",), ("density", "pressure", "Vx"), {"eta": None, "zeta": None},
-                  None, "1D_CFD_Rand_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first"),
+                  None, "1D_CFD_Rand_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
+                  positive=("density", "pressure")),
     "darcy2d": Task("div(a grad u) + beta = 0", "steady", ("x", "y"), ("a", "u"), {"beta": None},
-                    "closed", "2D_DarcyFlow_beta{beta}_Train.hdf5", "first"),
+                    "closed", "2D_DarcyFlow_beta{beta}_Train.hdf5", "first", positive=("a", "u")),
     "diffreact2d": Task("u_t = Du lap u + u - u^3 - k - v, v_t = Dv lap v + u - v", "groups",
                         ("y", "x"), ("u", "v"), {"Du": 1e-3, "Dv": 5e-3, "k": 5e-3}, "closed",
                         "2D_diff-react_NA_NA.h5", "last", (-1.0, 1.0), first_frame=10),
     "swe2d": Task("shallow water, radial dam break, outflow", "groups", ("y", "x"), ("h",), {},
-                  "closed", "2D_rdb_NA_NA.h5", "last", (-2.5, 2.5)),
+                  "closed", "2D_rdb_NA_NA.h5", "last", (-2.5, 2.5), positive=("h",)),
     "cns2d": Task(_CNS, "flat", ("x", "y"), ("density", "pressure", "Vx", "Vy"), _FLOW, "periodic",
                   "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first",
-                  conserved=("density",)),
+                  conserved=("density",), positive=("density", "pressure")),
     "ns2d": Task("incompressible Navier-Stokes with a body force, viscosity nu", "last",
                  ("y", "x"), ("Vx", "Vy"), {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last",
-                 forced=("y",)),
+                 forced=("y",), solenoidal=True),
     "cns3d": Task(_CNS, "flat", ("x", "y", "z"), ("density", "pressure", "Vx", "Vy", "Vz"), _FLOW,
                   "periodic", "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
-                  conserved=("density",)),
+                  conserved=("density",), positive=("density", "pressure")),
 }
