@@ -79,8 +79,9 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
     `mask` weighs the latent channels by their share of the norm of the normalised field (zero
     where padded), so this is |u_hat - u| / |u - mean| over space.
     """
-    z, mask = batch["z"], batch["mask"]  # (B, L + 1, N, D), (D,)
-    z_hat, loss = batch["start"], 0.0
+    mask = batch["mask"]
+    z, z_hat = augmented(batch, tasks)
+    loss = 0.0
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         error = (mask * (z_hat - z[:, i]) ** 2).sum((1, 2))
@@ -93,25 +94,36 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
     return loss / batch["unroll"]
 
 
+def augmented(batch, tasks):
+    """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
+    z, mask = batch["z"][:, : batch["unroll"] + 1], batch["mask"]
+    if "shift" in batch:
+        task = tasks[batch["task"]]
+        axes = [3 - len(task.codec.grid) + axis for axis in range(len(task.codec.grid))]
+        moves = [n * (axis not in task.spec.forced) * batch["shift"][:, axis]
+                 for n, axis in zip(task.codec.grid, axes, strict=True)]
+        z = task.pad(shifted(task.codec, task.trim(z), torch.stack(moves, 1).long()))
+    if "noise" not in batch:
+        return z, z[:, 0]
+    own = mask > 0  # white on the grid: latent channels that count less get more
+    scale = own / torch.where(own, mask, 1.0).sqrt()
+    return z, z[:, 0] + batch["level"][:, None, None] * scale * batch["noise"]
+
+
 def prepared(batch, cfg, tasks):
-    """Add what depends on the step: the unroll, random shifts and the noisy first latent."""
-    task = tasks[batch["task"]]
+    """Add what depends on the step: the unroll, and the random numbers of shifts and noise.
+
+    The loss applies them, so that with --compile they are part of its graph.
+    """
     longest = batch["z"].shape[1] - 1
     ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
-    if cfg.shift and task.spec.periodic:
-        axes = len(task.fields.spec.grid)
-        free = [axis not in task.spec.forced for axis in range(3 - axes, 3)]
-        span = torch.tensor(task.fields.spec.grid) * torch.tensor(free)
-        moves = noise.uniform(batch, cfg, (axes,), stream=1) * span.to(batch["z"].device)
-        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves.long()))
-    batch["start"] = batch["z"][:, 0]
-    if cfg.noise:  # white on the grid: latent channels that count less get more
-        draw = noise.normal(batch, cfg, batch["start"].shape[1:], stream=0)
-        size = cfg.noise * noise.uniform(batch, cfg, (1, 1), stream=2)
-        own = batch["mask"] > 0
-        scale = own / torch.where(own, batch["mask"], 1.0).sqrt()
-        batch["start"] = batch["start"] + size * scale * draw
+    draw = noise.uniform(batch, cfg, (4,), stream=1)
+    if cfg.shift and tasks[batch["task"]].spec.periodic:
+        batch["shift"] = draw[:, :3]  # share of each axis
+    if cfg.noise:
+        batch["level"] = cfg.noise * draw[:, 3]
+        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 
 
@@ -186,7 +198,8 @@ def main(argv=None):
         # export
         with ema.applied(model, best=True):
             run.export(model, {"model": dataclasses.asdict(cfg.model),
-                               "tasks": [dataclasses.asdict(task.spec) for task in latents.tasks]})
+                               "tasks": [dataclasses.asdict(task.spec) for task in latents.tasks],
+                               "fields": [task.fields.about for task in latents.tasks]})
             finish_operator(run, model, latents.tasks)
 
 
