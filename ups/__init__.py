@@ -11,3 +11,11 @@ Vocabulary, the same in every file:
 
 A batch flows data -> cache -> models; `train` takes the step, `eval` judges the result.
 """
+
+
+def __getattr__(name):  # `import ups` alone stays free of torch
+    if name == "Simulator":
+        from ups.simulator import Simulator
+
+        return Simulator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ parameter set `i // samples`, and the split is by sample. Of the samples, the pu
 import hashlib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -124,6 +124,11 @@ class Fields:
                 "test": np.arange(test) + (0 if first else n - test)}[name]
         part = torch.from_numpy(np.sort(part))  # sorted: neighbours are read in one piece
         return (part[:, None] + torch.arange(len(self.values)) * n).flatten()
+
+    @property
+    def about(self):
+        """Spec and parameter values, plain: what is needed to use a model without its data."""
+        return asdict(self.spec) | {"values": self.values.tolist()}
 
     @cached_property
     def coordinates(self):
