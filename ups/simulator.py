@@ -1,0 +1,192 @@
+"""A trained run as a simulator: fields in, fields out. It needs the run's folder, but no data.
+
+    sim = Simulator.load("runs/burgers1d")     # or a folder that `python -m ups.export` wrote
+    print(sim)                                 # its fields, parameters and time step
+    u = sim.rollout(u0, 40)                    # (B, C, *grid) -> (B, 40, C, *grid)
+
+    u0 -> z0 -> z1_hat -> z2_hat -> ...        stays in latent space; only what is asked for is read
+
+The result is (B, T, C, *grid), with `members` (B, M, T, C, *grid); with `points` the grid axes give
+way to one axis of points. Numpy in, numpy out; torch in, torch out, on the device of u0.
+"""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from ups.cache.windows import condition
+from ups.config import UsageError
+from ups.data.fields import Spec
+from ups.data.tasks import TASKS
+from ups.eval.ensemble import corrected, member_noise
+from ups.eval.guards import Guard
+from ups.latents import TaskLatents, load_codec
+from ups.stages import load_corrector, load_operator
+
+CORRECTORS = ("consistency", "diffusion")  # the student first: it needs one or two calls
+POINTS = 4096  # that are read at a time
+
+
+class Simulator:
+    @classmethod
+    def load(cls, run, device=None):
+        """Read a run or an exported folder; weights that do not belong together are refused."""
+        self, run = cls(), Path(run)
+        if not run.is_dir():
+            raise UsageError(f"{run}: there is no such folder; give a run, such as runs/burgers1d, "
+                             "or what `python -m ups.export` wrote.")
+        self.run, self.operator = run, load_operator(run)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model, config = self.operator.model.to(self.device), self.operator.config
+        if "fields" not in config:
+            raise UsageError(f"{run}/operator was trained by an earlier version, which did not say "
+                             "which fields it takes; train it again in a new --run.")
+        self.tasks = {}
+        for about in config["fields"]:
+            about = {key: tuple(v) if isinstance(v, list) else v for key, v in about.items()}
+            known = [sorted(set(column)) for column in zip(*about.pop("values"), strict=True)]
+            name, fields = about["task"], SimpleNamespace(spec=Spec(**about), known=known)
+            codec, mark = load_codec(run / "codec" / name / "model")
+            if config["lineage"].get(f"codec of {name}") != mark:
+                raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was "
+                                 "trained with; put that one back.")
+            self.tasks[name] = TaskLatents(name, fields, codec.to(self.device), mark, None,
+                                           model.width, max(len(t.params) for t in model.tasks))
+        return self
+
+    @torch.no_grad()
+    def rollout(self, u0, steps, params=None, *, task=None, dt=None, frames=None, members=None,
+                seed=0, points=None, guards=()):
+        """Predict what follows the fields u0 (B, C, *grid).
+
+        params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
+        task     its name, where the run has several
+        dt       size of a step, by default that of the data, which is all that training has seen
+        frames   the steps to return, such as range(10, 41, 10); by default all, 1 .. steps
+        members  how many to draw from the student, or else the diffusion corrector, of the run
+        points   coordinates (P, axes) inside the domain, for the learned `grid` codec
+        guards   some of "conserve,positive,divfree": see ups/eval/guards.py
+        """
+        if task is None and len(self.tasks) == 1:
+            task, = self.tasks
+        if task not in self.tasks:
+            raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
+        index, task = list(self.tasks).index(task), self.tasks[task]
+        leads = list(range(1, steps + 1) if frames is None else frames)
+        if not leads or leads != sorted(set(leads)) or leads[0] < 1 or leads[-1] > steps:
+            raise UsageError(f"{steps} steps and frames={frames}: frames are some of 1 .. steps, "
+                             "in order.")
+        dt = task.fields.spec.dt if dt is None else dt
+        if not (dt > 0 and (members is None or members > 0)):
+            raise UsageError(f"dt={dt}, members={members}: both must be above 0.")
+        u = _fields(u0, task).to(self.device)
+        places = None if points is None else _places(points, task).to(self.device)
+        guard = Guard(guards, task, u)
+        if guard.names and points is not None:
+            raise UsageError("guards hold on the grid, not at points; leave one of the two out.")
+        where = (torch.full((len(u),), dt, device=self.device),
+                 _condition(params or {}, task, len(u)).to(self.device), index)
+
+        z, step = task.pad(task.codec.encode(u)), guard.after(self.operator.model)
+        if members is None:
+            states = _states(step, z, leads, *where)
+        else:
+            how = self.corrector.settings
+            draw = SimpleNamespace(draw=guard.after(self.corrector.model.draw))
+            noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
+            rows = len(z) * members if guard.names else 4096  # a guard must see all of them
+            states = corrected(step, draw, z, leads[-1], *where, noise, how.calls,
+                               how.correct_every, leads, rows)
+        out, home = [], u0.device if torch.is_tensor(u0) else "cpu"
+        for _, z in states:  # (B, N, D) or (B, M, N, D)
+            rows = task.trim(z).flatten(0, -3)
+            if points is None:
+                v = guard.fields(task.codec.decode(rows))
+            else:
+                v = torch.cat([task.codec.decode_at(rows, p) for p in places.split(POINTS)], 1).mT
+            out.append(v.unflatten(0, z.shape[:-2]).to(home))
+        out = torch.stack(out, z.ndim - 2)
+        return out if torch.is_tensor(u0) else out.numpy()
+
+    @functools.cached_property
+    def corrector(self):
+        """The stage that draws members."""
+        for stage in CORRECTORS:
+            if (self.run / stage).is_dir():
+                loaded = load_corrector(self.run, stage, self.operator)
+                loaded.model.to(self.device)
+                return loaded
+        raise UsageError(f"{self.run} has no corrector to draw members from; train one with "
+                         f"`accelerate launch train_diffusion.py --run {self.run}`.")
+
+    def __repr__(self):
+        lines = [f"Simulator of {self.run} on {self.device}"]
+        for task in self.tasks.values():
+            spec = task.fields.spec
+            axes = zip(TASKS[task.name].axes, spec.grid, spec.domain, strict=True)
+            words = [f"channels {', '.join(spec.channels)}",
+                     *(f"{axis} in [{a:g}, {b:g}], {n} points" for axis, n, (a, b) in axes),
+                     spec.boundary, f"dt {spec.dt:g}",
+                     *(f"{name} {_list(values)}" for name, values in
+                       zip(spec.params, task.fields.known, strict=True))]
+            lines.append(f"  {task.name}: {'; '.join(words)}")
+        stages = [stage for stage in CORRECTORS if (self.run / stage).is_dir()]
+        return "\n".join([*lines, f"  members are drawn by: {stages[0] if stages else 'nothing'}"])
+
+
+def _states(step, z, leads, *where):
+    """Yield (k, latents) at the leads k."""
+    for k in range(1, leads[-1] + 1):
+        z = step(z, *where)
+        if k in leads:
+            yield k, z
+
+
+def _fields(u0, task):
+    """u0 as float32, of the right shape and finite."""
+    u, spec = torch.as_tensor(u0).float(), task.fields.spec
+    if u.shape[1:] != (len(spec.channels), *spec.grid) or not u.numel():
+        raise UsageError(f"u0 has the shape {tuple(u.shape)}; {task.name} here takes (batch, "
+                         f"{_list([len(spec.channels), *spec.grid])}): channels "
+                         f"{', '.join(spec.channels)}, axes {', '.join(TASKS[task.name].axes)}.")
+    if not u.isfinite().all():
+        raise UsageError("u0 holds NaN or Inf.")
+    return u
+
+
+def _condition(given, task, batch):
+    """PDE parameters as the operator wants them, (B, P)."""
+    names, columns = task.fields.spec.params, []
+    if wrong := [name for name in given if name not in names]:
+        raise UsageError(f"{task.name} has no parameter {wrong[0]}; it has "
+                         f"{', '.join(names) or 'none'}.")
+    for name, known in zip(names, task.fields.known, strict=True):
+        if name not in given and len(known) > 1:
+            raise UsageError(f"params lacks {name}; the data had {_list(known)}.")
+        value = torch.as_tensor(given.get(name, known[0]), dtype=torch.float64).cpu()
+        if value.shape not in ((), (batch,)):
+            raise UsageError(f"params[{name!r}] has the shape {tuple(value.shape)}; give a number, "
+                             f"or {batch} of them, one per row of u0.")
+        columns.append(value.expand(batch))
+    return condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0), task.params)
+
+
+def _places(points, task):
+    """Coordinates (P, axes) as shares of the domain."""
+    if task.codec.config["kind"] != "grid":
+        raise UsageError("points need the learned codec, and this run has the patch codec; train "
+                         "one with train_codec.py, then train_operator.py --codec grid.")
+    low, high = torch.tensor(task.fields.spec.domain, dtype=torch.float64).T
+    points = torch.as_tensor(points, dtype=torch.float64).cpu()
+    if points.ndim != 2 or points.shape[1] != len(low) or not len(points):
+        raise UsageError(f"points has the shape {tuple(points.shape)}, not (P, {len(low)}).")
+    places = (points - low) / (high - low)
+    if not task.codec.periodic and ((places < 0) | (places > 1)).any():
+        raise UsageError(f"some points lie outside the domain, {low.tolist()} to {high.tolist()}.")
+    return places
+
+
+def _list(values):
+    return ", ".join(f"{value:g}" for value in values)
