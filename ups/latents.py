@@ -52,6 +52,18 @@ class TaskLatents:
         names = self.fields.spec.channels
         return [names.index(name) for name in TASKS[self.name].conserved]
 
+    @property
+    def span(self):
+        """Grid points (axes,) by which a field may be shifted at random; 0 along forced axes."""
+        grid = self.fields.spec.grid
+        free = [axis not in self.spec.forced for axis in range(3 - len(grid), 3)]
+        return torch.tensor(grid) * torch.tensor(free) * self.spec.periodic
+
+    @property
+    def white(self):
+        """Deviations (D,) of latent noise that is white on the grid, for unit-variance fields."""
+        return self.pad(self.codec.weight.rsqrt())
+
     def pad(self, z):
         return F.pad(z, (0, self.width - z.shape[-1]))
 

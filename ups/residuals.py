@@ -1,9 +1,9 @@
 """The door where operator and cache meet: what the operator's own roll-outs leave to be corrected.
 
 From every `start_every`-th frame of each trajectory the frozen operator rolls out to the end. Each
-(start, lead) is an item of the data set: the states z0 and z1_hat after lead - 1 and lead steps, and
-the true z1. The trajectories must be others than the operator trained on, or its errors look smaller
-than they are. All of it is held in memory, on every rank: the fit split is small.
+(start, lead) is an item of the data set: the states z0 and z1_hat after lead - 1 and lead steps,
+and the true z1. The trajectories must be others than the operator trained on, or its errors look
+smaller than they are. All of it is held in memory, on every rank: the fit split is small.
 """
 
 import torch

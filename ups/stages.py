@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
 from torch import nn
 
 from ups.config import UsageError
@@ -34,12 +35,20 @@ def load_operator(run):
 
 def load_corrector(run, stage, operator):
     """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
-    loaded = _load(run, stage, lambda config, tasks: Corrector(_sizes(config), tasks,
-                                                               config["leads"], config["stage"]))
+    def build(config, tasks):
+        scales = [torch.ones(shape) for shape in config["scales"]]
+        return Corrector(_sizes(config), tasks, scales, stage)
+
+    loaded = _load(run, stage, build)
     if loaded.config["lineage"]["operator"] != operator.mark:
         raise UsageError(f"{Path(run) / stage} was trained for another operator than the one in "
                          f"{Path(run) / 'operator'}; train it again in a new --run.")
     return loaded
+
+
+def inherit(cfg, operator):
+    """`cfg` with the operator's tasks, strides and codec, as `open_latents` wants it."""
+    return SimpleNamespace(**vars(operator.settings) | vars(cfg))
 
 
 def _load(run, stage, build):

@@ -84,6 +84,88 @@ def _draw_2d(plt, spec, truth, fields, scores):
     return figure, axes[2, -1]
 
 
+def draw_ensemble(path, spec, truth, members, result):
+    """One trajectory: the fan of its members in 1-D; mean, one member and spread in 2-D.
+
+    truth (T, C, *grid), members (T, M, C, *grid); `result`: the scores by lead time.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    truth, members = truth[:, 0].float().numpy(), members[:, :, 0].float().numpy()
+    if truth.ndim == 4:  # three space axes: the middle slice
+        truth, members = truth[:, truth.shape[1] // 2], members[:, :, members.shape[2] // 2]
+    frames = sorted({max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
+    draw = _fan_1d if truth.ndim == 2 else _ensemble_2d
+    figure, curves = draw(plt, spec, truth, members, frames)
+    for axis, key, title in zip(curves, ("crps", "spread_skill"), ("CRPS", "spread / skill"),
+                                strict=True):
+        for row, (label, scores) in enumerate(result["scores"].items()):
+            if label != "operator" or key == "crps":
+                axis.plot(result["leads"], scores[key], "o-", ms=3, color=f"C{row}", label=label)
+        axis.set(title=title, xlabel="steps")
+        axis.grid(alpha=0.25)
+    curves[0].set_yscale("log")
+    curves[0].legend(fontsize=8)
+    curves[1].axhline(1.0, color="0.5", lw=1, ls="--")
+    figure.suptitle(f"{spec.task}: {spec.channels[0]} of the first test trajectory, "
+                    f"{members.shape[1]} members")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _fan_1d(plt, spec, truth, members, frames):
+    count = len(frames)
+    figure = plt.figure(figsize=(3.6 * count + 4, 6.5), layout="constrained")
+    axes = figure.subplots(2, count + 1, squeeze=False)
+    x = np.linspace(*spec.domain[0], truth.shape[1], endpoint=False)
+    for column, frame in enumerate(frames):
+        mean = members[frame].mean(0)
+        low, high = np.quantile(members[frame] - mean, (0.05, 0.95), axis=0)
+        upper, lower = axes[:, column]
+        upper.plot(x, members[frame].T, color="C0", lw=0.6, alpha=0.4)
+        upper.plot(x, truth[frame], "k", lw=1.2)
+        upper.set_title(f"t = {frame * spec.dt:.3g}")
+        lower.fill_between(x, low, high, color="C0", alpha=0.3, label="members, 5 to 95 %")
+        lower.plot(x, truth[frame] - mean, "k", lw=1.2, label="truth")
+        lower.set_xlabel("x")
+        for axis in (upper, lower):
+            axis.grid(alpha=0.25)
+    axes[0, 0].set_ylabel("truth (black), members")
+    axes[1, 0].set_ylabel("less the ensemble mean")
+    axes[1, 0].legend(fontsize=8)
+    return figure, axes[:, -1]
+
+
+def _ensemble_2d(plt, spec, truth, members, frames):
+    count = len(frames)
+    figure = plt.figure(figsize=(2.6 * count + 4.5, 11), layout="constrained")
+    axes = figure.subplots(5, count + 1, squeeze=False, width_ratios=[1] * count + [1.4])
+    for column, frame in enumerate(frames):
+        mean, spread = members[frame].mean(0), members[frame].std(0, ddof=1)
+        error = np.abs(truth[frame] - mean)
+        bound, worst = (truth[frame].min(), truth[frame].max()), max(error.max(), 1e-12)
+        for axis, values, (low, high), colours in (
+                (axes[0, column], truth[frame], bound, "viridis"),
+                (axes[1, column], mean, bound, "viridis"),
+                (axes[2, column], members[frame, 0], bound, "viridis"),
+                (axes[3, column], spread, (0, worst), "magma"),
+                (axes[4, column], error, (0, worst), "magma")):
+            image = axis.imshow(values, origin="lower", cmap=colours, vmin=low, vmax=high)
+            figure.colorbar(image, ax=axis, fraction=0.046, pad=0.03)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        axes[0, column].set_title(f"t = {frame * spec.dt:.3g}")
+    for row, label in enumerate(("truth", "ensemble mean", "one member", "spread",
+                                 "|error of the mean|")):
+        axes[row, 0].set_ylabel(label)
+    for axis in axes[2:, -1]:
+        axis.axis("off")
+    return figure, axes[:2, -1]
+
+
 def draw_codec(path, spec, u, grid, patch):
     """Some fields (rows), what the two codecs make of them, and their errors."""
     import matplotlib

@@ -1,0 +1,173 @@
+"""Learn the corrector's sampler in one or two network calls:  noise | z0, z1_hat -> z1 - z1_hat.
+
+    accelerate launch train_consistency.py                                        # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml train_consistency.py --compile
+    accelerate launch --config_file accelerate_configs/2gpu.yaml train_consistency.py --compile
+
+Follows train_diffusion.py in the same --run: its corrector is the teacher, and the student starts
+from its weights. Run the same command again to resume. Writes runs/NAME/consistency/:
+metrics.jsonl, checkpoints/, model/, test.json and ensemble.png.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
+from ups.config import check, command, parse
+from ups.eval.ensemble_scores import finish_ensembles, val_ratio
+from ups.latents import open_latents, shifted
+from ups.models.corrector import JUMPS, LADDER
+from ups.models.diffusion import consistency, denoise, distillation_loss
+from ups.residuals import Residuals
+from ups.stages import inherit, load_corrector, load_operator
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.schedule import warmup_cosine
+from ups.train.step import Backward, Captured, compile_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    # data: tasks, strides and codec are the operator's
+    start_every: int = 10       # roll-outs of the operator start at every n-th frame
+    # optimisation; the model's sizes are the teacher's
+    steps: int = 1000           # optimizer steps
+    batch_size: int = 32        # global: the number of processes does not change it
+    lr: float = 1e-3            # highest learning rate
+    weight_decay: float = 1e-5
+    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    grad_clip: float = 1.0      # largest norm of the gradient
+    ema: float = 0.995          # decay of the averaged weights
+    shift: bool = True          # random circular shifts of periodic tasks
+    seed: int = 0               # of weights, batches, shifts and noise
+    # evaluation
+    members: int = 16           # of an ensemble
+    calls: int = 2              # network calls that draw a member: 1 or 2
+    correct_every: int = 1      # steps of the operator between two corrections
+
+    def __post_init__(self):
+        super().__post_init__()
+        counts = ("start_every", "steps", "batch_size", "correct_every")
+        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
+              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), members=(2, math.inf),
+              calls=(1, 2), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+
+
+def student_loss(model, batch, teacher):
+    """Distance (B,) of the student's jumps to the end of the teacher's trajectory."""
+    z0, z1_hat = batch["z"].unbind(1)  # (B, N, D)
+    given = dict(z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"], cond=batch["cond"],
+                 task=batch["task"])
+    student = functools.partial(consistency, functools.partial(model, **given))
+    denoiser = functools.partial(denoise, functools.partial(teacher, **given))
+    return distillation_loss(student, denoiser, LADDER[0] * batch["noise"], LADDER, JUMPS,
+                             mask=batch["own"])
+
+
+def prepared(batch, cfg, tasks):
+    """Add what depends on the step: random shifts and noise. The truth is not needed."""
+    task = tasks[batch["task"]]
+    batch["z"] = batch["z"][:, :2]
+    if cfg.shift and task.spec.periodic:
+        draw = noise.uniform(batch, cfg, (len(task.span),), stream=1)
+        moves = (draw * task.span.to(draw)).long()
+        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+    batch["own"] = (batch["mask"] > 0).float()  # not the padding
+    batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+    return batch
+
+
+def evaluate(accelerator, operator, student, tasks, cfg):
+    """Validation CRPS, for each task, as a share of the operator's absolute error."""
+    scores = {"val/crps_ratio": 0.0}
+    for index, task in enumerate(tasks):
+        ratio = val_ratio(accelerator, operator, task, index, student, cfg.calls)
+        scores["val/crps_ratio"] += ratio / len(tasks)
+        if len(tasks) > 1:
+            scores[f"val/{task.name}/crps_ratio"] = ratio
+    return scores
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    with Run(cfg, "consistency") as run:
+        if run.finished:
+            return
+        accelerator = run.accelerator
+
+        # data
+        operator = load_operator(cfg.run)
+        teacher = load_corrector(cfg.run, "diffusion", operator)
+        for frozen in (operator.model, teacher.model):
+            frozen.to(accelerator.device)
+        latents = open_latents(accelerator, inherit(cfg, operator), "fit", length=math.inf)
+        residuals = Residuals(operator.model, latents.windows, accelerator.device, cfg.start_every)
+        sampler = StepSampler(residuals.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        loader = DataLoader(residuals, batch_sampler=sampler, collate_fn=whole_batch,
+                            **run.loader_options())
+
+        # model
+        student = model = copy.deepcopy(teacher.model).requires_grad_(True)
+        student.kind = "consistency"
+        if cfg.compile:
+            compile_model(model, len(latents.tasks))
+            compile_model(teacher.model, len(latents.tasks))
+        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
+        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
+                                      fused=True, capturable=True)
+        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+
+        # prepare
+        model, optimizer, scheduler, loader = accelerator.prepare(
+            model, optimizer, scheduler, loader)
+        ema = EMA(model, cfg.ema)
+        loss = functools.partial(student_loss, teacher=teacher.model)
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
+                            shared=("mask", "own"))
+        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+                   backward=backward, lineage=latents.lineage | {
+                       "operator": operator.mark, "diffusion": teacher.mark})
+
+        # train
+        def update():
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            optimizer.step()
+            ema.update(model)
+            return grad_norm
+
+        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, latents.tasks))
+            grad_norm = update()
+            scheduler.step()
+
+            if run.every(cfg.log_every):
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
+                         "train/lr": scheduler.get_last_lr()[0]})
+            if run.every(cfg.eval_every):
+                with ema.applied(model):
+                    scores = evaluate(accelerator, operator.model, student, latents.tasks, cfg)
+                run.log(scores)
+                ema.keep_best(scores["val/crps_ratio"])
+            if run.every(cfg.save_every) or run.stopping:
+                run.save()
+
+        # export
+        with ema.applied(model, best=True):
+            run.export(model, {key: teacher.config[key] for key in ("model", "tasks", "scales")})
+            correctors = {"diffusion, 16 calls": (teacher.model, 16),
+                          "student, 1 call": (student, 1), "student, 2 calls": (student, 2)}
+            finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
+                             cfg.correct_every)
+
+
+if __name__ == "__main__":
+    command(main)

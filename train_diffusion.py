@@ -1,0 +1,175 @@
+"""Learn what the operator misses:  p(z1 - z1_hat | z0, z1_hat, time since the last true state).
+
+    accelerate launch train_diffusion.py                                          # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml train_diffusion.py --compile
+    accelerate launch --config_file accelerate_configs/2gpu.yaml train_diffusion.py --compile
+
+Follows train_operator.py in the same --run, on trajectories that the operator did not train on (the
+fit split) and on the states of its own roll-outs. Run the same command again to resume. Writes
+runs/NAME/diffusion/: metrics.jsonl, checkpoints/, model/, test.json and ensemble.png.
+"""
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
+from ups.config import check, command, parse
+from ups.eval.ensemble_scores import finish_ensembles, val_ratio
+from ups.latents import open_latents, shifted
+from ups.models.corrector import Corrector
+from ups.models.diffusion import denoising_loss, training_sigma
+from ups.models.latent_operator import OperatorConfig
+from ups.residuals import Residuals
+from ups.stages import inherit, load_operator
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.schedule import warmup_cosine
+from ups.train.step import Backward, Captured, compile_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    # data: tasks, strides and codec are the operator's
+    start_every: int = 10       # roll-outs of the operator start at every n-th frame
+    # model
+    model: OperatorConfig = OperatorConfig()
+    # optimisation
+    steps: int = 3000           # optimizer steps
+    batch_size: int = 64        # global: the number of processes does not change it
+    lr: float = 2e-3            # highest learning rate
+    weight_decay: float = 1e-5
+    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    grad_clip: float = 1.0      # largest norm of the gradient
+    ema: float = 0.995          # decay of the averaged weights
+    sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
+    sigma_std: float = 1.4
+    shift: bool = True          # random circular shifts of periodic tasks
+    seed: int = 0               # of weights, batches, shifts and noise
+    # evaluation
+    members: int = 16           # of an ensemble
+    calls: int = 16             # network calls that draw a member, at most
+    correct_every: int = 1      # steps of the operator between two corrections
+
+    def __post_init__(self):
+        super().__post_init__()
+        counts = ("start_every", "steps", "batch_size", "calls", "correct_every")
+        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
+              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), sigma_mean=(-20, 20),
+              sigma_std=(1e-3, 20), members=(2, math.inf), seed=(0, 2**31),
+              **{name: (1, math.inf) for name in counts})
+
+
+def diffusion_loss(model, batch):
+    """Error (B,) of denoising the scaled residual."""
+    z0, z1_hat, z1 = batch["z"].unbind(1)  # (B, N, D)
+    own = batch["scale"] > 0  # not the padding, (B, 1, D)
+    clean = own * (z1 - z1_hat) / torch.where(own, batch["scale"], 1.0)
+    net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
+                            cond=batch["cond"], task=batch["task"])
+    return denoising_loss(net, clean, batch["sigma"], own * batch["noise"], mask=batch["own"])
+
+
+def prepared(batch, cfg, tasks, corrector):
+    """Add what depends on the step: random shifts, noise levels and noise."""
+    task = tasks[batch["task"]]
+    if cfg.shift and task.spec.periodic:
+        draw = noise.uniform(batch, cfg, (len(task.span),), stream=1)
+        moves = (draw * task.span.to(draw)).long()
+        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+    batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
+                                    cfg.sigma_std)
+    batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+    batch["scale"] = corrector.scale(batch["task"], batch["lead"])
+    batch["own"] = (batch["mask"] > 0).float()
+    return batch
+
+
+def evaluate(accelerator, operator, corrector, tasks, cfg):
+    """Validation CRPS, for each task, as a share of the operator's absolute error."""
+    scores = {"val/crps_ratio": 0.0}
+    for index, task in enumerate(tasks):
+        ratio = val_ratio(accelerator, operator, task, index, corrector, cfg.calls)
+        scores["val/crps_ratio"] += ratio / len(tasks)
+        if len(tasks) > 1:
+            scores[f"val/{task.name}/crps_ratio"] = ratio
+    return scores
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    with Run(cfg, "diffusion") as run:
+        if run.finished:
+            return
+        accelerator = run.accelerator
+
+        # data
+        operator = load_operator(cfg.run)
+        operator.model.to(accelerator.device)
+        latents = open_latents(accelerator, inherit(cfg, operator), "fit", length=math.inf)
+        residuals = Residuals(operator.model, latents.windows, accelerator.device, cfg.start_every)
+        sampler = StepSampler(residuals.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        loader = DataLoader(residuals, batch_sampler=sampler, collate_fn=whole_batch,
+                            **run.loader_options())
+
+        # model
+        scales = [residuals.scale(index) for index in range(len(latents.tasks))]
+        corrector = model = Corrector(cfg.model, operator.model.tasks, scales)
+        if cfg.compile:
+            compile_model(model, len(latents.tasks))
+        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
+        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
+                                      fused=True, capturable=True)
+        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+
+        # prepare
+        model, optimizer, scheduler, loader = accelerator.prepare(
+            model, optimizer, scheduler, loader)
+        ema = EMA(model, cfg.ema)
+        backward = Backward(run, model, diffusion_loss, cfg.micro_batch, graphs=run.graphs,
+                            shared=("mask", "own"))
+        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+                   backward=backward, lineage=latents.lineage | {"operator": operator.mark})
+
+        # train
+        def update():
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            optimizer.step()
+            ema.update(model)
+            return grad_norm
+
+        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            loss = backward(prepared(batch, cfg, latents.tasks, corrector))
+            grad_norm = update()
+            scheduler.step()
+
+            if run.every(cfg.log_every):
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
+                         "train/lr": scheduler.get_last_lr()[0]})
+            if run.every(cfg.eval_every):
+                with ema.applied(model):
+                    scores = evaluate(accelerator, operator.model, corrector, latents.tasks, cfg)
+                run.log(scores)
+                ema.keep_best(scores["val/crps_ratio"])
+            if run.every(cfg.save_every) or run.stopping:
+                run.save()
+
+        # export
+        with ema.applied(model, best=True):
+            run.export(model, {"model": dataclasses.asdict(cfg.model),
+                               "tasks": operator.config["tasks"],
+                               "scales": [tuple(scale.shape) for scale in scales]})
+            correctors = {f"diffusion, {cfg.calls} calls": (corrector, cfg.calls)}
+            finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
+                             cfg.correct_every)
+
+
+if __name__ == "__main__":
+    command(main)
