@@ -22,7 +22,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
-from ups.latents import open_latents, shifted
+from ups.latents import open_latents
 from ups.models.corrector import JUMPS, LADDER
 from ups.models.diffusion import consistency, denoise, distillation_loss
 from ups.residuals import Residuals
@@ -61,9 +61,12 @@ class Config(RunConfig):
               calls=(1, 2), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
 
 
-def student_loss(model, batch, teacher):
+def student_loss(model, batch, teacher, tasks):
     """Distance (B,) of the student's jumps to the end of the teacher's trajectory."""
-    z0, z1_hat = batch["z"].unbind(1)  # (B, N, D)
+    z = batch["z"][:, :2]  # the truth is not needed
+    if "shift" in batch:
+        z = tasks[batch["task"]].shifted(z, batch["shift"])
+    z0, z1_hat = z.unbind(1)  # (B, N, D)
     given = dict(z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"], cond=batch["cond"],
                  task=batch["task"])
     student = functools.partial(consistency, functools.partial(model, **given))
@@ -73,13 +76,9 @@ def student_loss(model, batch, teacher):
 
 
 def prepared(batch, cfg, tasks):
-    """Add what depends on the step: random shifts and noise. The truth is not needed."""
-    task = tasks[batch["task"]]
-    batch["z"] = batch["z"][:, :2]
-    if cfg.shift and task.spec.periodic:
-        draw = noise.uniform(batch, cfg, (len(task.span),), stream=1)
-        moves = (draw * task.span.to(draw)).long()
-        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+    """Add the random numbers of the step; the loss applies them, inside its graph."""
+    if cfg.shift and tasks[batch["task"]].spec.periodic:
+        batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
     batch["own"] = (batch["mask"] > 0).float()  # not the padding
     batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
@@ -129,7 +128,7 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        loss = functools.partial(student_loss, teacher=teacher.model)
+        loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,

@@ -21,7 +21,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
-from ups.latents import open_latents, shifted
+from ups.latents import open_latents
 from ups.models.corrector import Corrector
 from ups.models.diffusion import denoising_loss, training_sigma
 from ups.models.latent_operator import OperatorConfig
@@ -66,9 +66,12 @@ class Config(RunConfig):
               **{name: (1, math.inf) for name in counts})
 
 
-def diffusion_loss(model, batch):
+def diffusion_loss(model, batch, tasks):
     """Error (B,) of denoising the scaled residual."""
-    z0, z1_hat, z1 = batch["z"].unbind(1)  # (B, N, D)
+    z = batch["z"]
+    if "shift" in batch:
+        z = tasks[batch["task"]].shifted(z, batch["shift"])
+    z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
     own = batch["scale"] > 0  # not the padding, (B, 1, D)
     clean = own * (z1 - z1_hat) / torch.where(own, batch["scale"], 1.0)
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
@@ -77,15 +80,12 @@ def diffusion_loss(model, batch):
 
 
 def prepared(batch, cfg, tasks, corrector):
-    """Add what depends on the step: random shifts, noise levels and noise."""
-    task = tasks[batch["task"]]
-    if cfg.shift and task.spec.periodic:
-        draw = noise.uniform(batch, cfg, (len(task.span),), stream=1)
-        moves = (draw * task.span.to(draw)).long()
-        batch["z"] = task.pad(shifted(task.codec, task.trim(batch["z"]), moves))
+    """Add the random numbers of the step; the loss applies them, inside its graph."""
+    if cfg.shift and tasks[batch["task"]].spec.periodic:
+        batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
+    batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
                                     cfg.sigma_std)
-    batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     batch["scale"] = corrector.scale(batch["task"], batch["lead"])
     batch["own"] = (batch["mask"] > 0).float()
     return batch
@@ -132,7 +132,8 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        backward = Backward(run, model, diffusion_loss, cfg.micro_batch, graphs=run.graphs,
+        loss = functools.partial(diffusion_loss, tasks=latents.tasks)
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage | {"operator": operator.mark})

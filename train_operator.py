@@ -23,7 +23,7 @@ from ups.config import UsageError, check, command, parse
 from ups.eval.metrics import drift
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
-from ups.latents import open_latents, shifted
+from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
@@ -96,18 +96,13 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
 
 def augmented(batch, tasks):
     """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
-    z, mask = batch["z"][:, : batch["unroll"] + 1], batch["mask"]
+    z = batch["z"][:, : batch["unroll"] + 1]
     if "shift" in batch:
-        task = tasks[batch["task"]]
-        axes = [3 - len(task.codec.grid) + axis for axis in range(len(task.codec.grid))]
-        moves = [n * (axis not in task.spec.forced) * batch["shift"][:, axis]
-                 for n, axis in zip(task.codec.grid, axes, strict=True)]
-        z = task.pad(shifted(task.codec, task.trim(z), torch.stack(moves, 1).long()))
+        z = tasks[batch["task"]].shifted(z, batch["shift"])
     if "noise" not in batch:
         return z, z[:, 0]
-    own = mask > 0  # white on the grid: latent channels that count less get more
-    scale = own / torch.where(own, mask, 1.0).sqrt()
-    return z, z[:, 0] + batch["level"][:, None, None] * scale * batch["noise"]
+    white = tasks[batch["task"]].white  # on the grid: channels that count less get more
+    return z, z[:, 0] + batch["level"][:, None, None] * white * batch["noise"]
 
 
 def prepared(batch, cfg, tasks):

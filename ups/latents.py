@@ -53,16 +53,16 @@ class TaskLatents:
         return [names.index(name) for name in TASKS[self.name].conserved]
 
     @property
-    def span(self):
-        """Grid points (axes,) by which a field may be shifted at random; 0 along forced axes."""
-        grid = self.fields.spec.grid
-        free = [axis not in self.spec.forced for axis in range(3 - len(grid), 3)]
-        return torch.tensor(grid) * torch.tensor(free) * self.spec.periodic
-
-    @property
     def white(self):
-        """Deviations (D,) of latent noise that is white on the grid, for unit-variance fields."""
+        """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return self.pad(self.codec.weight.rsqrt())
+
+    def shifted(self, z, share):
+        """Latents (B, T, N, D) of the fields moved by `share` (B, 3) of each axis that is free."""
+        grid = self.codec.grid
+        moves = [n * (axis not in self.spec.forced) * share[:, axis]
+                 for axis, n in enumerate(grid, start=3 - len(grid))]
+        return self.pad(shifted(self.codec, self.trim(z), torch.stack(moves, 1).long()))
 
     def pad(self, z):
         return F.pad(z, (0, self.width - z.shape[-1]))

@@ -16,6 +16,7 @@ from ups.models.corrector import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
 from ups.train.folder import read_json
+from ups.train.systems import RunConfig
 
 SCRIPTS = {"operator": "train_operator.py", "diffusion": "train_diffusion.py",
            "consistency": "train_consistency.py", "steady": "train_steady.py"}
@@ -47,8 +48,11 @@ def load_corrector(run, stage, operator):
 
 
 def inherit(cfg, operator):
-    """`cfg` with the operator's tasks, strides and codec, as `open_latents` wants it."""
-    return SimpleNamespace(**vars(operator.settings) | vars(cfg))
+    """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
+    default = RunConfig()
+    own = {name: value for name, value in vars(cfg).items()
+           if name not in ("data", "cache") or value != getattr(default, name)}
+    return SimpleNamespace(**vars(operator.settings) | own)
 
 
 def _load(run, stage, build):
