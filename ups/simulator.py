@@ -24,6 +24,7 @@ from ups.eval.ensemble import corrected, member_noise
 from ups.eval.guards import Guard
 from ups.latents import TaskLatents, load_codec
 from ups.stages import load_corrector, load_operator
+from ups.train.folder import read_json
 
 CORRECTORS = ("consistency", "diffusion")  # the student first: it needs one or two calls
 POINTS = 4096  # that are read at a time
@@ -113,11 +114,10 @@ class Simulator:
     @functools.cached_property
     def corrector(self):
         """The stage that draws members."""
-        for stage in CORRECTORS:
-            if (self.run / stage).is_dir():
-                loaded = load_corrector(self.run, stage, self.operator)
-                loaded.model.to(self.device)
-                return loaded
+        for stage in finished(self.run):
+            loaded = load_corrector(self.run, stage, self.operator)
+            loaded.model.to(self.device)
+            return loaded
         raise UsageError(f"{self.run} has no corrector to draw members from; train one with "
                          f"`accelerate launch train_diffusion.py --run {self.run}`.")
 
@@ -132,8 +132,14 @@ class Simulator:
                      *(f"{name} {_list(values)}" for name, values in
                        zip(spec.params, task.fields.known, strict=True))]
             lines.append(f"  {task.name}: {'; '.join(words)}")
-        stages = [stage for stage in CORRECTORS if (self.run / stage).is_dir()]
-        return "\n".join([*lines, f"  members are drawn by: {stages[0] if stages else 'nothing'}"])
+        stage = next(iter(finished(self.run)), "nothing")
+        return "\n".join([*lines, f"  members are drawn by: {stage}"])
+
+
+def finished(run):
+    """The correctors that a run has."""
+    return [stage for stage in CORRECTORS
+            if read_json(run / stage / "exit.json").get("status") == "done"]
 
 
 def _states(step, z, leads, *where):

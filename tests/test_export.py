@@ -1,0 +1,89 @@
+"""An exported folder: the same roll-outs to the last bit, and a card that the hub can read."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from simulating import add_corrector, two_tasks
+
+from ups import Simulator
+from ups.config import UsageError
+from ups.export import main
+
+
+@pytest.fixture
+def run(tmp_path_factory, tmp_path):
+    shutil.copytree(two_tasks(tmp_path_factory.getbasetemp()), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_folder_gives_the_same_rollouts_bit_for_bit(run, tmp_path, capsys):
+    add_corrector(run, "diffusion")
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "report.html").write_text("<p>report</p>")
+    (run / "consistency").mkdir()  # begun and not finished: left out
+    out = tmp_path / "some" / "model"
+    main([str(run), "--out", str(out), "--license", "mit"])
+    assert "hf upload USER/model" in capsys.readouterr().out
+    u0 = np.random.default_rng(0).standard_normal((2, 1, 32))
+    ask = dict(steps=3, params={"nu": 0.02}, task="burgers1d")
+    before, after = Simulator.load(run, "cpu"), Simulator.load(out, "cpu")
+    assert np.array_equal(before.rollout(u0, **ask), after.rollout(u0, **ask))
+    assert np.array_equal(before.rollout(u0, **ask, members=3), after.rollout(u0, **ask, members=3))
+    names = set(files(out))
+    assert {"README.md", "config.json", "evaluation/report.html", "operator/exit.json",
+            "codec/advection1d/model/model.safetensors"} <= names
+    assert not [name for name in names if "checkpoints" in name or "consistency" in name]
+    assert not [name for name, text in files(out).items() if str(tmp_path).encode() in text]
+
+
+def test_the_card_has_the_front_matter_of_the_hub_and_the_measured_numbers(run, tmp_path):
+    main([str(run), "--out", str(tmp_path / "model")])
+    text = (tmp_path / "model" / "README.md").read_text()
+    test = json.loads((run / "operator" / "test.json").read_text())["tasks"]
+    data = ModelCard(text).data
+    assert data.library_name == "ups" and data.model_name == "model"
+    measured = {result.dataset_name: result.metric_value for result in data.eval_results}
+    assert measured == {task: test[task]["nrmse_rollout"]["operator"] for task in test}
+    assert yaml.safe_load(text.split("---")[1])["tags"][-2:] == ["burgers1d", "advection1d"]
+    for result in test.values():
+        row = [*result["nrmse"]["operator"], result["nrmse_rollout"]["operator"]]
+        assert "| operator | " + " | ".join(f"{v:.3g}" for v in row) + " |" in text
+    assert "first frame is not counted" in text and "(batch, 1, 32)" in text
+    assert str(tmp_path) not in text
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(run, tmp_path):
+    out = tmp_path / "model"
+    out.mkdir()  # empty: fine
+    main([str(run), "--out", str(out)])
+    (out / "README.md").write_text("old")
+    main([str(run), "--out", str(out)])
+    assert "model-index" in (out / "README.md").read_text()
+    kept = files(run)
+    for foreign in (run, tmp_path, run / "operator" / "exit.json"):
+        with pytest.raises(UsageError, match="was not written by ups.export"):
+            main([str(run), "--out", str(foreign)])
+    assert files(run) == kept
+
+
+def test_a_damaged_run_writes_nothing_and_a_damaged_copy_is_not_loaded(run, tmp_path):
+    out = tmp_path / "model"
+    main([str(run), "--out", str(out)])
+    weights = out / "operator" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(UsageError, match="do not belong together"):
+        Simulator.load(out)
+    shutil.copy(weights, run / "operator" / "model")
+    before = files(out)
+    with pytest.raises(UsageError, match="do not belong together"):
+        main([str(run), "--out", str(out)])
+    assert files(out) == before and not list(tmp_path.glob("*.partial"))

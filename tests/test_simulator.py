@@ -1,0 +1,173 @@
+"""A trained run as a function of fields: the same numbers as in evaluation, and good sentences."""
+
+import shutil
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from launching import ROOT
+from simulating import add_corrector, any_point, two_tasks
+
+from ups import Simulator
+from ups.config import UsageError
+from ups.eval.ensemble import corrected, member_noise
+from ups.eval.rollout import predict
+from ups.latents import open_tasks
+from ups.stages import load_corrector
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return two_tasks(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def sim(run):
+    return Simulator.load(run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def start():
+    """Initial fields of burgers1d."""
+    return np.random.default_rng(0).standard_normal((3, 1, 32)).astype("float32")
+
+
+def test_a_rollout_is_what_evaluation_predicts(sim):
+    accelerator = Accelerator(cpu=True)
+    for index, task in enumerate(open_tasks(accelerator, sim.operator.settings)):
+        chosen = task.fields.split("test")
+        shown = predict(accelerator, sim.operator.model, task, index, chosen)
+        params = dict(zip(task.fields.spec.params, task.fields.params(chosen).T, strict=True))
+        got = sim.rollout(shown["truth"][:, 0], task.fields.spec.frames - 1, params, task=task.name)
+        assert torch.equal(got, shown["fields"][:, 1:])
+
+
+def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeypatch):
+    def closed(*args, **options):
+        raise AssertionError("a data file was opened")
+
+    monkeypatch.setattr(h5py, "File", closed)
+    sim = Simulator.load(run, "cpu")
+    count, codec = [], sim.tasks["burgers1d"].codec
+    decode = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda z: count.append(len(z)) or decode(z))
+    all_frames = sim.rollout(start, 6, {"nu": 0.01}, task="burgers1d")
+    assert isinstance(all_frames, np.ndarray) and all_frames.shape == (3, 6, 1, 32)
+    assert count == [3] * 6
+    some = sim.rollout(torch.from_numpy(start), 6, {"nu": 0.01}, task="burgers1d", frames=[2, 5])
+    assert count == [3] * 8
+    assert torch.equal(some, torch.from_numpy(all_frames[:, [1, 4]]))
+    assert "burgers1d: channels u; x in [0, 1], 32 points; periodic; dt 0.25; nu 0.01, 0.1" in str(
+        sim)
+
+
+def test_parameters_and_time_step_reach_the_operator(sim, start):
+    one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
+    rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
+    assert np.array_equal(rows[[0, 2]], one[[0, 2]]) and not np.allclose(rows[1], one[1], atol=1e-7)
+    step = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.1)
+    assert not np.allclose(step, one, atol=1e-7)
+    u = start[:, :, :16]  # advection1d had one beta, which need not be given
+    assert np.array_equal(sim.rollout(u, 2, task="advection1d"),
+                          sim.rollout(u, 2, {"beta": 0.1}, task="advection1d"))
+
+
+def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    u, leads = torch.from_numpy(start), [1, 3]
+    ask = dict(task="burgers1d", members=4, seed=5, frames=leads)
+    with pytest.raises(UsageError, match="train_diffusion.py"):
+        Simulator.load(tmp_path / "run", "cpu").rollout(u, 3, {"nu": 0.1}, **ask)
+    for stage in ("diffusion", "consistency"):
+        add_corrector(tmp_path / "run", stage)
+        sim = Simulator.load(tmp_path / "run", "cpu")
+        got = sim.rollout(u, 3, {"nu": 0.1}, **ask)
+        assert got.shape == (3, 4, 2, 1, 32)
+        task, model = sim.tasks["burgers1d"], sim.operator.model
+        z0 = task.pad(task.codec.encode(u))
+        corrector = load_corrector(tmp_path / "run", stage, sim.operator).model
+        noise = member_noise(5, range(3), 4, 2, *z0.shape[1:])
+        members = corrected(model, corrector, z0, 3, torch.full((3,), 0.25),
+                            torch.full((3, 1), -1.0), 0, noise, 2, 1, leads)
+        for i, (_, z) in enumerate(members):
+            u_hat = task.codec.decode(task.trim(z).flatten(0, 1)).unflatten(0, (3, 4))
+            assert torch.equal(got[:, :, i], u_hat)
+        guarded = sim.rollout(u, 3, {"nu": 0.1}, **ask, guards="conserve")
+        assert (guarded.mean(-1) - u.mean(-1)[:, None, None]).abs().max() < 1e-6
+        assert (got.mean(-1) - u.mean(-1)[:, None, None]).abs().max() > 1e-3
+
+
+def test_guards_hold_at_every_frame(sim, start):
+    free = sim.rollout(start, 8, {"nu": 0.01}, task="burgers1d")
+    held = sim.rollout(start, 8, {"nu": 0.01}, task="burgers1d", guards="conserve")
+    mean = start.mean(-1)[:, None]
+    assert abs(held.mean(-1) - mean).max() < 1e-6 < 1e-3 < abs(free.mean(-1) - mean).max()
+
+
+def test_fields_are_read_at_any_point_of_the_domain(tmp_path, monkeypatch):
+    sim = Simulator.load(any_point(tmp_path), "cpu")
+    codec, spec = sim.tasks["diffreact2d"].codec, sim.tasks["diffreact2d"].fields.spec
+    u0 = torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("ups.simulator.POINTS", 100)  # in several parts
+    axis = -1 + (np.arange(16) + 0.5) / 8  # cell centres of the domain [-1, 1]^2
+    points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    got = sim.rollout(u0, 2, points=points)
+    assert got.shape == (2, 2, 2, 256)
+    whole = sim.rollout(u0, 2).flatten(3)
+    assert (got - whole).norm() < 0.02 * whole.norm()  # the any-point decoder is hardly trained
+    z = sim.operator.model(codec.encode(u0), torch.full((2,), spec.dt),
+                           torch.tensor([[-3.0, np.log10(5e-3), np.log10(5e-3)]] * 2).float(), 0)
+    at = sim.rollout(u0, 1, points=[[-1.0, 0.5], [0.3, 1.0]])[:, 0]
+    expected = codec.decode_at(z, torch.tensor([[0.0, 0.75], [0.65, 1.0]]).double()).mT
+    assert torch.allclose(at, expected, atol=1e-6)
+    for wrong, words in ((np.zeros((4, 3)), "not .P, 2"), ([[0.0, 1.1]], "outside the domain")):
+        with pytest.raises(UsageError, match=words):
+            sim.rollout(u0, 2, points=wrong)
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(task=None), "choose one of burgers1d, advection1d"),
+    (dict(u0=np.zeros((3, 32))), r"shape \(3, 32\); burgers1d here takes \(batch, 1, 32\)"),
+    (dict(u0=np.zeros((0, 1, 32))), "shape"),
+    (dict(u0=np.full((3, 1, 32), np.nan)), "NaN"),
+    (dict(params={}), "params lacks nu; the data had 0.01, 0.1"),
+    (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
+    (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
+    (dict(steps=0), "0 steps"),
+    (dict(frames=[3, 1]), "in order"),
+    (dict(frames=[9]), "1 .. steps"),
+    (dict(dt=0.0), "above 0"),
+    (dict(members=0), "above 0"),
+    (dict(guards="divfree"), "makes no sense"),
+    (dict(points=[[0.5]]), "learned codec"),
+])
+def test_wrong_use_is_one_sentence(sim, start, change, words):
+    call = dict(u0=start, steps=4, params={"nu": 0.1}, task="burgers1d") | change
+    with pytest.raises(UsageError, match=words):
+        sim.rollout(**call)
+
+
+def test_what_does_not_belong_together_is_refused(run, tmp_path):
+    with pytest.raises(UsageError, match="there is no such folder"):
+        Simulator.load(tmp_path / "nothing")
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "codec" / "advection1d")
+    with pytest.raises(UsageError, match="no trained model here"):
+        Simulator.load(copy)
+    shutil.copytree(run / "codec" / "burgers1d", copy / "codec" / "advection1d")
+    with pytest.raises(UsageError, match="is not the codec that"):
+        Simulator.load(copy)
+    shutil.rmtree(copy / "operator")
+    with pytest.raises(UsageError, match="train it first"):
+        Simulator.load(copy)
+
+
+def test_the_package_alone_does_not_import_torch():
+    code = "import sys, ups; assert 'torch' not in sys.modules; ups.nothing"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "has no attribute 'nothing'" in done.stderr

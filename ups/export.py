@@ -1,0 +1,126 @@
+"""Pack a run for other people: weights, configurations and a model card in one folder.
+
+    python -m ups.export runs/NAME --out DIR
+    hf upload USER/NAME DIR                  # `huggingface-cli upload` in older versions
+
+    DIR/README.md           model card: front matter for the hub, use, the measured tables
+        config.json         fields of every task, fingerprint of every stage
+        codec/TASK/model/   model.safetensors and config.json, as in the run
+        operator/           model/, config.json, exit.json, test.json, pictures; so each stage
+        evaluation/         what evaluate.py wrote, where the run has it
+
+This is the layout of a run without its checkpoints, so that `Simulator.load` reads both.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from ups.config import UsageError, command
+from ups.simulator import CORRECTORS, Simulator, finished
+from ups.stages import load_corrector
+from ups.train.folder import read_json
+from ups.train.systems import RunConfig
+
+FILES = ("model/*", "exit.json", "test.json", "*.png")
+
+
+def export(run, out, license=None):
+    """Write `out` as a whole or not at all; it may replace an earlier export, nothing else."""
+    run, out = Path(run), Path(out).absolute()
+    foreign = out.is_file() or out.exists() and any(out.iterdir())
+    if foreign and read_json(out / "config.json").get("library_name") != "ups":
+        raise UsageError(f"{out} was not written by ups.export; give a new folder as --out.")
+    sim = Simulator.load(run, "cpu")  # refuses what does not belong together
+    marks = {f"codec/{task.name}": task.fingerprint for task in sim.tasks.values()}
+    marks["operator"] = sim.operator.mark
+    for stage in finished(run):
+        marks[stage] = load_corrector(run, stage, sim.operator).mark
+
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    patterns = [f"{stage}/{file}" for stage in marks for file in FILES] + ["evaluation/*.*"]
+    for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
+        target = partial / path.relative_to(run)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    systems = RunConfig()  # its defaults, in place of the paths of this machine
+    for stage in marks:
+        settings = read_json(run / stage / "config.json").items()
+        _write(partial / stage / "config.json",
+               {key: getattr(systems, key, value) for key, value in settings})
+    _write(partial / "config.json", {"library_name": "ups", "stages": marks,
+                                     "tasks": sim.operator.config["fields"]})
+    (partial / "README.md").write_text(card(sim, out.name, marks, license))
+    Simulator.load(partial, "cpu")  # what will be read is what was written
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
+    return marks
+
+
+def card(sim, name, marks, license=None):
+    """The model card, with the tables of the stages' test.json."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    tests = {stage: read_json(sim.run / stage / "test.json") for stage in marks}
+    tables, results = [], []
+    for task, test in tests["operator"].get("tasks", {}).items():
+        rows = {row: [*test["nrmse"][row], total] for row, total in test["nrmse_rollout"].items()}
+        tables += _table(f"{task}: nRMSE, {test['trajectories']} trajectories",
+                         [f"step {lead}" for lead in test["leads"]] + ["all steps"], rows)
+        results.append(EvalResult("other", task, task, "nrmse", rows["operator"][-1],
+                                  task_name="roll-out", dataset_split="test",
+                                  metric_name="nRMSE, mean over all steps"))
+    for stage in marks.keys() & set(CORRECTORS):
+        for task, test in tests[stage].get("tasks", {}).items():
+            rows = {row: scores["crps"] for row, scores in test["scores"].items()}
+            tables += _table(f"{task}: CRPS, {test['members']} members",
+                             [f"step {lead}" for lead in test["leads"]], rows)
+    tags = ["pde", "surrogate", "neural-operator", *sim.tasks]
+    front = ModelCardData(library_name="ups", license=license, model_name=name, tags=tags,
+                          eval_results=results)
+    spec = next(iter(sim.tasks.values())).fields.spec
+    shape = ", ".join(map(str, (len(spec.channels), *spec.grid)))
+    pictures = [f"![roll-out](operator/{path.name})"
+                for path in sorted((sim.run / "operator").glob("rollout*.png"))]
+    lineage = _table("stage", ["fingerprint"], {s: [f"`{mark[:16]}`"] for s, mark in marks.items()})
+    lines = ["---", front.to_yaml(), "---", f"# {name}", "",
+             "A latent simulator for partial differential equations, trained with UPS.", "",
+             "```python", "from ups import Simulator", "",
+             f'sim = Simulator.load("{name}")  # this folder',
+             f"u = sim.rollout(u0, 40)  # u0 (batch, {shape}) -> (batch, 40, {shape})", "```", "",
+             "```", str(sim).replace(f" of {sim.run} on {sim.device}", ""), "```", "",
+             "## Measured", "", "On the test split, rolled out from the first frame.", "",
+             *tables, tests["operator"].get("definition", ""), "", *pictures, "",
+             "## Lineage", "", *lineage]
+    return "\n".join(lines)
+
+
+def _table(title, head, rows):
+    """Lines of a markdown table: a row for each model."""
+    lines = [[title, *head], ["---"] * (1 + len(head))]
+    lines += [[row, *(v if isinstance(v, str) else f"{v:.3g}" for v in values)]
+              for row, values in rows.items()]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def _write(path, value):
+    path.write_text(json.dumps(value, indent=1))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser("python -m ups.export", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="such as runs/burgers1d")
+    parser.add_argument("--out", required=True, help="folder to write, named as the model")
+    parser.add_argument("--license", help="of the weights, as the hub spells it, such as mit")
+    args = parser.parse_args(argv)
+    marks = export(args.run, args.out, args.license)
+    size = sum(path.stat().st_size for path in Path(args.out).rglob("*.*"))
+    print(f"{args.out}: {', '.join(marks)}; {size / 2**20:.1f} MiB. Upload it with\n"
+          f"  hf upload USER/{Path(args.out).name} {args.out}")
+
+
+if __name__ == "__main__":
+    command(main)
