@@ -9,12 +9,14 @@ large as the operator's: corrected again, both would count, and the variance wou
 correction. The operator's own error after k steps is what the corrector was trained on.
 """
 
+import functools
+
 import torch
 
 
 @torch.no_grad()
 def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, correct_every=1,
-              leads=None, rows=4096):
+              leads=None, rows=4096, **how):
     """Yield (k, members (B, M, N, D)) for k = 1 .. steps, or for those of `leads` alone.
 
     noise: (B, M, 2, N, D) normal numbers, the same at every lead, so that the frames of a member
@@ -31,9 +33,9 @@ def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, corr
                                members, *flat)
         elif wanted or correct_every > 1:
             lead = torch.full_like(flat[0], k, dtype=torch.long)
-            members = _by_rows(lambda *row: corrector.draw(*row[:-1], task, row[-1], calls), rows,
-                               _members(before, size[1]), _members(state, size[1]), lead, *flat,
-                               noise.flatten(0, 1))
+            draw = functools.partial(corrector.draw, task=task, calls=calls, **how)
+            members = _by_rows(draw, rows, _members(before, size[1]), _members(state, size[1]),
+                               lead, *flat, noise.flatten(0, 1))
         if wanted:
             yield k, members.unflatten(0, size)
 

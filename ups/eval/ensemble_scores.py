@@ -147,11 +147,11 @@ def decode(task, z):
     return task.codec.decode(task.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
 
 
-def drawn(operator, corrector, calls, correct_every=1):
+def drawn(operator, corrector, calls, correct_every=1, **how):
     """The ensemble that `corrector` draws, in the form that `measure_ensemble` wants."""
     def draw(z0, steps, dt, cond, task, noise, leads):
         return corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls,
-                         correct_every, leads)
+                         correct_every, leads, **how)
 
     return draw
 

@@ -45,7 +45,7 @@ class Corrector(nn.Module):
         return self.net(x, c_noise, [z0, z1_hat], lead * dt, cond, task)
 
     @torch.no_grad()
-    def draw(self, z0, z1_hat, lead, dt, cond, task, noise, calls, sampler=multistep):
+    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep):
         """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
         scale = self.scale(task, lead)
         noise = noise * (scale > 0)[:, None]  # none in the padding
