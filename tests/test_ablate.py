@@ -1,0 +1,123 @@
+"""Ablations on a stage whose scores are known: ranking, seeds, failures, interruption, speed."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from launching import ROOT
+
+import ups.ablate
+from ups.ablate import main
+from ups.config import UsageError
+from ups.eval import ablation
+
+SCRIPT = str(Path(__file__).parent / "ablated.py")
+
+
+@pytest.fixture
+def ablate(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return lambda *flags: main([SCRIPT, "--out", str(tmp_path / "out"), *flags])
+
+
+def rows(tmp_path):
+    with open(tmp_path / "out" / "ablation.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def starts(tmp_path):
+    return [line for path in tmp_path.glob("out/*/toy/starts") for line in open(path)]
+
+
+def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path, ablate, capsys):
+    assert ablate("--grid", "lr=0.1,0.4", "kind=a", "--seeds", "3", "--steps", "7") == 0
+    table = (tmp_path / "out" / "ablation.md").read_text().splitlines()
+    assert [word.strip() for word in table[0].split("|")[1:6]] == [
+        "lr", "runs", "steps", "val", "test"]  # kind does not differ
+    first, second = ([word.strip() for word in line.split("|")[1:6]] for line in table[2:4])
+    assert first == ["0.4", "3 of 3", "7", "0.02 [0.01, 0.03]", "1.02 [1.01, 1.03]"]
+    assert second == ["0.1", "3 of 3", "7", "0.05 [0.04, 0.06]", "1.05 [1.04, 1.06]"]
+    shown = capsys.readouterr().out
+    assert "lr=0.4 kind=a seed=2: val 0.03, test 1.03" in shown and table[0] in shown
+    assert len(rows(tmp_path)) == len(starts(tmp_path)) == 6
+    assert {row["status"] for row in rows(tmp_path)} == {"done"}
+    ablate("--grid", "lr=0.1,0.4,0.3", "kind=a", "--seeds", "3", "--steps", "7")  # three are new
+    assert "9 runs, 6 finished" in capsys.readouterr().out and len(starts(tmp_path)) == 9
+    ablate("--grid", "lr=0.1", "kind=a", "--steps", "8")  # another configuration
+    assert len(starts(tmp_path)) == 10
+
+
+def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path, ablate, capsys):
+    assert ablate("--grid", "kind=b,c,a", "sign=true,false") == 1
+    found = {(row["kind"], row["sign"]): (row["status"], row["reason"]) for row in rows(tmp_path)}
+    assert found["b", "true"] == ("failed", "on purpose")
+    assert found["c", "false"] == ("failed", "c is not for today.")
+    assert found["a", "false"][0] == "done"
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/toy/config.json")]
+    assert sorted(config["sign"] for config in configs) == [False, False, True, True]
+    last = (tmp_path / "out" / "ablation.md").read_text().splitlines()
+    assert "1 of 1" in last[2] and "0 of 1" in last[-1]
+    assert "failed, c is not for today. (see" in capsys.readouterr().out
+
+
+def test_an_interrupted_ablation_goes_on_where_it_stopped(tmp_path, ablate):
+    grid = ["--grid", "kind=a,s", "lr=0.1,0.2"]
+    with pytest.raises(KeyboardInterrupt):
+        ablate(*grid)
+    assert [row["status"] for row in rows(tmp_path)] == ["done", "done", "stopped", "new"]
+    with pytest.raises(KeyboardInterrupt):
+        ablate(*grid)
+    assert ablate(*grid) == 0
+    assert len(starts(tmp_path)) == 2 + 2 + 2  # finished ones were not started again
+    assert {row["status"] for row in rows(tmp_path)} == {"done"}
+
+
+def test_seconds_become_steps_by_the_measured_speed(tmp_path, ablate, capsys):
+    assert ablate("--grid", "pause=0.01,0.02", "--seeds", "2", "--seconds", "1") == 0
+    found = {}
+    for row in rows(tmp_path):
+        found.setdefault(float(row["pause"]), []).append(int(row["step"]))
+    for pause, (one, two) in found.items():
+        assert one == two and 0.5 / pause < one <= 1.02 / pause
+    assert not (tmp_path / "out" / "probe").exists()
+    ablate("--grid", "pause=0.01,0.02", "--seeds", "2", "--seconds", "1")
+    assert "4 runs, 4 finished" in capsys.readouterr().out
+
+
+def test_one_cell_on_each_gpu(tmp_path, ablate, monkeypatch):
+    monkeypatch.setattr(ups.ablate.cuda, "device_count", lambda: 2)
+    (tmp_path / "earlier" / "operator").mkdir(parents=True)
+    (tmp_path / "earlier" / "operator" / "exit.json").write_text('{"status": "done", "step": 1}')
+    ablate("--grid", "lr=0.1,0.2", "--pause", "0.1", "--link", str(tmp_path / "earlier/operator"))
+    assert sorted(starts(tmp_path)) == ["0\n", "1\n"]
+    for row in rows(tmp_path):
+        assert (Path(row["run"]) / "operator").resolve() == tmp_path / "earlier" / "operator"
+        assert ablation.result(Path(row["run"]))["step"] == 10  # its own stage, not the linked one
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--grid", "lrr=1,2"], "the nearest is --lr"),
+    (["--grid", "lr=1,two"], "invalid float"),
+    (["--grid", "kind=a,z"], "a, b, c or s"),
+    (["--grid", "lr=1", "--stepps", "3"], "the nearest is --steps"),
+    (["--grid", "seed=1,2"], "--seeds"),
+    (["--grid", "lr=1", "--run", "x"], "--out"),
+    (["--grid", "lr=1", "--seconds", "9", "--steps", "3"], "--seconds"),
+    (["--grid", "lr=1", "--link", "nowhere"], "no such folder"),
+])
+def test_wrong_use_is_one_sentence_before_anything_runs(tmp_path, ablate, flags, words):
+    with pytest.raises(UsageError, match=words):
+        ablate(*flags)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="there is no such script"):
+        main(["nothing.py", "--grid", "lr=1"])
+
+
+def test_the_test_score_is_of_the_same_quantity_as_validation(tmp_path):
+    for task, expected in (({"nrmse_grid": 0.5}, 0.5),
+                           ({"scores": {"operator": {"crps": [2.0, 4.0]}, "p": {"crps": [1, 1]},
+                                        "d": {"crps": [1.0, 1.0]}}}, (0.5 + 0.25) / 2)):
+        (tmp_path / "test.json").write_text(json.dumps({"tasks": {"one": task, "two": task}}))
+        assert ablation.test_score(tmp_path / "test.json") == expected

@@ -1,0 +1,83 @@
+"""What the runs of an ablation say: one line for each, and a table of means over seeds.
+
+A run's score is its best validation score, that of the weights it has kept. Ranking uses nothing
+else; the test score of the same weights stands beside it.
+"""
+
+import csv
+import math
+import statistics
+
+from ups.train.folder import read_json
+from ups.train.tracking import Metrics
+
+SCORES = ("val/nrmse_rollout", "val/nrmse", "val/crps_ratio")  # of operator, codec, correctors
+
+
+def result(run):
+    """Status, reason and scores of the one stage that was trained in the folder `run`."""
+    about = dict(status="new", reason="", val=math.nan, test=math.nan, seconds=math.nan)
+    about |= read_json(run / "cell.json")
+    for end in [*run.glob("*/exit.json"), *run.glob("*/*/exit.json")]:
+        if not (end.parent.is_symlink() or end.parent.parent.is_symlink()):
+            lines = Metrics(end.with_name("metrics.jsonl")).read()
+            values = [line[key] for line in lines for key in SCORES if key in line]
+            values = [value for value in values if math.isfinite(value)]
+            return about | read_json(end) | {"val": min(values, default=math.nan),
+                                             "test": test_score(end.with_name("test.json"))}
+    if (run / "log.txt").exists():  # it ended before training began
+        words = (run / "log.txt").read_text().strip().splitlines() or ["no output"]
+        reason = [line for line in words if line.startswith("error:")] or words
+        about |= {"status": "failed", "reason": reason[-1].removeprefix("error: ")}
+    return about
+
+
+def test_score(path):
+    """What test.json says of the quantity that validation measures, mean over tasks."""
+    scores = []
+    for task in read_json(path).get("tasks", {}).values():
+        if "scores" in task:  # CRPS of the last row, as a share of the operator's
+            alone, *_, last = (row["crps"] for row in task["scores"].values())
+            scores.append(statistics.mean(a / b for a, b in zip(last, alone, strict=True)))
+        else:
+            scores.append(task.get("nrmse_grid") or task["nrmse_rollout"]["operator"])
+    return statistics.mean(scores or [math.nan])
+
+
+def table(cells):
+    """Markdown: the flags that differ, then mean [least, most] over seeds, best first."""
+    keys = [key for key in cells[0].choice if len({cell.choice[key] for cell in cells}) > 1]
+    keys = keys or list(cells[0].choice)
+    groups, rows = {}, []
+    for cell in cells:
+        groups.setdefault(tuple(cell.choice.values()), []).append(cell)
+    for members in groups.values():
+        done = [one for cell in members if (one := result(cell.run))["status"] == "done"]
+        spans = [_span([one[name] for one in done]) for name in ("val", "test", "seconds")]
+        steps = "/".join(sorted({str(one["step"]) for one in done})) or "-"
+        rows.append((statistics.mean([one["val"] for one in done] or [math.inf]),
+                     [*(members[0].choice[key] for key in keys), f"{len(done)} of {len(members)}",
+                      steps, *spans]))
+    lines = [[*keys, "runs", "steps", "val", "test", "seconds"],
+             *(row for _, row in sorted(rows, key=lambda row: row[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def _span(values):
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else "-"
+    return f"{statistics.mean(values):.4g} [{min(values):.4g}, {max(values):.4g}]"
+
+
+def write_csv(path, cells):
+    """One line for each run."""
+    columns = ("status", "val", "test", "step", "seconds", "reason")
+    with open(path, "w", newline="") as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(["run", *cells[0].choice, "seed", *columns])
+        for cell in cells:
+            about = result(cell.run)
+            write([cell.run, *cell.choice.values(), cell.config["seed"],
+                   *(about.get(column, "") for column in columns)])
