@@ -25,6 +25,7 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -292,9 +293,9 @@ def train_baseline(cell, folder, alone):
     with ema.applied(model, best=True):
         tables = errors(model, fields, fields.split("test"), device)
         export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
-    return {"parameters": sum(p.numel() for p in params), "steps": steps, "seconds": clock.spent,
-            "step_ms": {k: 1e3 * t for k, t in times.items()}, "curve": curve,
-            "batch_size": cfg.batch_size} | tables
+    return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
+            "steps": steps, "train_seconds": clock.spent, "curve": curve,
+            "step_ms": {k: 1e3 * t for k, t in times.items()}} | tables
 
 
 # ---- the operator, by its own script
@@ -375,7 +376,7 @@ def train_operator(cell, folder, alone):
              in zip(marks, marks[1:], strict=False)}  # a later mark of the same unroll wins
     steps = steps_within(cell["seconds"], times)
     main("run", steps, MOMENTS, Backward=Clocked, evaluate=evaluate, finish_operator=finish)
-    return {"steps": steps, "seconds": clock.spent, "curve": curve,
+    return {"steps": steps, "train_seconds": clock.spent, "curve": curve,
             "step_ms": {k: 1e3 * t for k, t in times.items()},
             "batch_size": settings(cell)["batch_size"]} | result
 
@@ -427,20 +428,16 @@ def work(path, lock):
 # ---- all cells, tables and picture
 
 
-def make_data(cfg, out):
-    """Make the data of every task at once; return their folders and settings."""
-    found, jobs = {}, []
-    for task in cfg.task:
-        about = {"preset": cfg.preset, "seed": 0}
-        about |= DATA.get(task, {}) if cfg.preset == "medium" else {}
-        folder = out / "data" / f"{task}_{digest(about)}"
+def make_data(cells):
+    """Make the data of every task, all at once."""
+    jobs = []
+    for task, folder, about in {c["task"]: (c["task"], c["folder"], c["data"])
+                                for c in cells}.values():
         flags = [item for key, value in about.items() for item in (f"--{key}", str(value))]
-        line = [sys.executable, "-m", "ups.data", "make", task, "--out", str(folder), *flags]
+        line = [sys.executable, "-m", "ups.data", "make", task, "--out", folder, *flags]
         jobs.append(subprocess.Popen(line, cwd=ROOT))
-        found[task] = {"data": about, "folder": str(folder)}
     if any([job.wait() for job in jobs]):
         raise UsageError("the data could not be made; the message above says why.")
-    return found
 
 
 def launch(cell, folder):
@@ -466,7 +463,7 @@ def report(task, cells, out):
     first = next(iter(results.values()))
     weights = resamplings(len(first["rollout"]))
     data = " ".join(f"{key}={value}" for key, value in first["data"].items())
-    print(f"\n{task} ({data}), {first['seconds_asked']:g} s of training each, {first['device']}, "
+    print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
           f"{first['at']}\nnRMSE over {len(first['rollout'])} test trajectories, roll-out of "
           f"{len(first['by_lead'])} steps from the first frame, 95 % intervals")
     width = max(len(model) for model in results)
@@ -474,7 +471,7 @@ def report(task, cells, out):
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
     for model, r in results.items():
         row = f"{model:{width}} {r['parameters']:9,} {r['batch_size']:5} {r['steps']:7,} "
-        row += f"{r['seconds']:7.1f} {r['compile_seconds']:9.0f}"
+        row += f"{r['train_seconds']:7.1f} {r['compile_seconds']:9.0f}"
         for name in ("one_step", "rollout"):
             values = torch.tensor(r[name], dtype=torch.float64)
             low, high = interval(values[:, None], weights)[:, 0]
@@ -491,7 +488,7 @@ def report(task, cells, out):
             print(f"roll-out of {model} / {best}: {means[model].mean() / means[best].mean():.2f} "
                   f"[{low:.2f}, {high:.2f}]")
     try:
-        draw(out / f"{task}_{first['seconds_asked']:g}s.png", task, results)
+        draw(out / f"{task}_{first['seconds']:g}s.png", task, results)
     except ImportError as error:
         print(f"no picture: {error}")
 
@@ -518,7 +515,7 @@ def draw(path, task, results):
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
     first = next(iter(results.values()))
-    figure.suptitle(f"{task}, {first['seconds_asked']:g} s of training each, {first['device']}")
+    figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}")
     figure.savefig(path, dpi=120)
     plt.close(figure)
     print(f"picture: {path}")
@@ -529,17 +526,18 @@ def main(argv=None):
     out, device = Path(cfg.out).resolve(), "CPU"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-    out.mkdir(parents=True, exist_ok=True)
-    data, cells = make_data(cfg, out), {task: [] for task in cfg.task}
-    for task in cfg.task:
-        for model in dict.fromkeys(cfg.models):
-            cell = {"task": task, "model": model, "seconds": cfg.seconds, "seed": cfg.seed,
-                    "device": device, "data": data[task]["data"]}
-            name, key = model.split()[0], digest(cell | {"model": "", "settings": settings(cell)})
-            more = {"folder": data[task]["folder"], "seconds_asked": cfg.seconds}
-            cells[task].append((cell | more, out / f"{task}_{name}_{key}"))
-    jobs = {folder: launch(cell, folder) for task in cells for cell, folder in cells[task]
-            if not (folder / "result.json").exists()}
+    cells = {}  # task -> [(cell, its folder)]
+    for task, model in itertools.product(dict.fromkeys(cfg.task), dict.fromkeys(cfg.models)):
+        data = {"preset": cfg.preset} | (DATA.get(task, {}) if cfg.preset == "medium" else {})
+        cell = {"task": task, "model": model, "seconds": cfg.seconds, "seed": cfg.seed,
+                "device": device, "data": data}
+        key = digest(cell | {"model": "", "settings": settings(cell)})
+        cell |= {"folder": str(out / "data" / f"{task}_{digest(data)}")}
+        cells.setdefault(task, []).append((cell, out / f"{task}_{model.split()[0]}_{key}"))
+    todo = [(cell, folder) for task in cells.values() for cell, folder in task
+            if not (folder / "result.json").exists()]
+    make_data([cell for cell, _ in todo])
+    jobs = {folder: launch(cell, folder) for cell, folder in todo}
     failed, done = [], set()
     while len(done) < len(cells):
         for task in cells:
