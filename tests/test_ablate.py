@@ -35,12 +35,12 @@ def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path,
     assert ablate("--grid", "lr=0.1,0.4", "kind=a", "--seeds", "3", "--steps", "7") == 0
     table = (tmp_path / "out" / "ablation.md").read_text().splitlines()
     assert [word.strip() for word in table[0].split("|")[1:6]] == [
-        "lr", "runs", "steps", "val", "test"]  # kind does not differ
+        "lr", "runs", "steps", "val/nrmse_rollout", "test"]  # kind does not differ
     first, second = ([word.strip() for word in line.split("|")[1:6]] for line in table[2:4])
     assert first == ["0.4", "3 of 3", "7", "0.02 [0.01, 0.03]", "1.02 [1.01, 1.03]"]
     assert second == ["0.1", "3 of 3", "7", "0.05 [0.04, 0.06]", "1.05 [1.04, 1.06]"]
     shown = capsys.readouterr().out
-    assert "lr=0.4 kind=a seed=2: val 0.03, test 1.03" in shown and table[0] in shown
+    assert "[6/6] lr=0.4 kind=a seed=2: val 0.03, test 1.03" in shown and table[0] in shown
     assert len(rows(tmp_path)) == len(starts(tmp_path)) == 6
     assert {row["status"] for row in rows(tmp_path)} == {"done"}
     ablate("--grid", "lr=0.1,0.4,0.3", "kind=a", "--seeds", "3", "--steps", "7")  # three are new

@@ -158,7 +158,8 @@ def run_all(args, cells):
         set_steps(args, waiting, devices[0])
 
     def train(cell):
-        device, begin = free.get(), time.time()
+        device, begin, place = free.get(), time.time(), f"[{cells.index(cell) + 1}/{len(cells)}]"
+        print(f"{place} {cell} begins", flush=True)
         process = cell.start(args, device)
         live.add(process)
         process.wait()
@@ -170,7 +171,7 @@ def run_all(args, cells):
         words = f"val {end['val']:.4g}, test {end['test']:.4g}, {seconds:.0f} s"
         if end["status"] != "done":
             words = f"{end['status']}, {end['reason']} (see {cell.run}/log.txt)"
-        print(f"{cell}: {words}", flush=True)
+        print(f"{place} {cell}: {words}", flush=True)
 
     pool = ThreadPoolExecutor(len(devices))
     try:

@@ -21,9 +21,9 @@ def result(run):
     for end in [*run.glob("*/exit.json"), *run.glob("*/*/exit.json")]:
         if not (end.parent.is_symlink() or end.parent.parent.is_symlink()):
             lines = Metrics(end.with_name("metrics.jsonl")).read()
-            values = [line[key] for line in lines for key in SCORES if key in line]
-            values = [value for value in values if math.isfinite(value)]
-            return about | read_json(end) | {"val": min(values, default=math.nan),
+            key = next((key for key in SCORES if any(key in line for line in lines)), "val")
+            values = [line[key] for line in lines if math.isfinite(line.get(key, math.nan))]
+            return about | read_json(end) | {"score": key, "val": min(values, default=math.nan),
                                              "test": test_score(end.with_name("test.json"))}
     if (run / "log.txt").exists():  # it ended before training began
         words = (run / "log.txt").read_text().strip().splitlines() or ["no output"]
@@ -48,17 +48,18 @@ def table(cells):
     """Markdown: the flags that differ, then mean [least, most] over seeds, best first."""
     keys = [key for key in cells[0].choice if len({cell.choice[key] for cell in cells}) > 1]
     keys = keys or list(cells[0].choice)
-    groups, rows = {}, []
+    groups, rows, score = {}, [], "val"
     for cell in cells:
         groups.setdefault(tuple(cell.choice.values()), []).append(cell)
     for members in groups.values():
         done = [one for cell in members if (one := result(cell.run))["status"] == "done"]
+        score = done[0]["score"] if done else score
         spans = [_span([one[name] for one in done]) for name in ("val", "test", "seconds")]
         steps = "/".join(sorted({str(one["step"]) for one in done})) or "-"
         rows.append((statistics.mean([one["val"] for one in done] or [math.inf]),
                      [*(members[0].choice[key] for key in keys), f"{len(done)} of {len(members)}",
                       steps, *spans]))
-    lines = [[*keys, "runs", "steps", "val", "test", "seconds"],
+    lines = [[*keys, "runs", "steps", score, "test", "seconds"],
              *(row for _, row in sorted(rows, key=lambda row: row[0]))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
