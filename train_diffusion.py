@@ -22,7 +22,7 @@ from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
-from ups.models.corrector import Corrector
+from ups.models.corrector import Corrector, compress
 from ups.models.diffusion import denoising_loss, training_sigma
 from ups.models.latent_operator import OperatorConfig
 from ups.residuals import Residuals
@@ -67,27 +67,26 @@ class Config(RunConfig):
 
 
 def diffusion_loss(model, batch, tasks):
-    """Error (B,) of denoising the scaled residual."""
+    """Error (B,) of denoising the compressed residual."""
     z = batch["z"]
     if "shift" in batch:
         z = tasks[batch["task"]].shifted(z, batch["shift"])
     z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
-    own = batch["scale"] > 0  # not the padding, (B, 1, D)
-    clean = own * (z1 - z1_hat) / torch.where(own, batch["scale"], 1.0)
+    clean = compress(z1 - z1_hat, batch["table"])
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
                             cond=batch["cond"], task=batch["task"])
-    return denoising_loss(net, clean, batch["sigma"], own * batch["noise"], mask=batch["own"])
+    return denoising_loss(net, clean, batch["sigma"], batch["noise"], mask=batch["own"])
 
 
 def prepared(batch, cfg, tasks, corrector):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.shift and tasks[batch["task"]].spec.periodic:
         batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
-    batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+    batch["own"] = (batch["mask"] > 0).float()  # not the padding
+    batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
                                     cfg.sigma_std)
-    batch["scale"] = corrector.scale(batch["task"], batch["lead"])
-    batch["own"] = (batch["mask"] > 0).float()
+    batch["table"] = corrector.table(batch["task"], batch["lead"])
     return batch
 
 
@@ -119,8 +118,8 @@ def main(argv=None):
                             **run.loader_options())
 
         # model
-        scales = [residuals.scale(index) for index in range(len(latents.tasks))]
-        corrector = model = Corrector(cfg.model, operator.model.tasks, scales)
+        tables = [residuals.compression(index) for index in range(len(latents.tasks))]
+        corrector = model = Corrector(cfg.model, operator.model.tasks, tables)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
@@ -166,7 +165,7 @@ def main(argv=None):
         with ema.applied(model, best=True):
             run.export(model, {"model": dataclasses.asdict(cfg.model),
                                "tasks": operator.config["tasks"],
-                               "scales": [tuple(scale.shape) for scale in scales]})
+                               "tables": [tuple(table.shape) for table in tables]})
             correctors = {f"diffusion, {cfg.calls} calls": (corrector, cfg.calls)}
             finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
                              cfg.correct_every)

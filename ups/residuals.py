@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ups.eval.rollout import rollout
+from ups.models.corrector import compression
 
 CHUNK = 64  # trajectories that are rolled out at a time
 
@@ -43,12 +44,11 @@ class Residuals(Dataset):
             "rows": torch.tensor(rows),
         }
 
-    def scale(self, task):
-        """Root mean square (leads, D) of the residuals at each lead."""
+    def compression(self, task):
+        """Tables (3, leads, D) of how residuals are compressed at each lead."""
         truth, states, lead, frame, place = self.tasks[task]
-        square = (truth[:, frame] - states[:, place]).square().mean((0, 2))  # (items, D)
-        total = torch.zeros(int(lead.max()), square.shape[1]).index_add(0, lead - 1, square)
-        return (total / torch.bincount(lead - 1)[:, None]).sqrt()
+        r = (truth[:, frame] - states[:, place]).transpose(0, 1)  # (items, n, N, D)
+        return compression(r.flatten(1, 2), lead)
 
 
 @torch.no_grad()

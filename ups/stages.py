@@ -37,8 +37,8 @@ def load_operator(run):
 def load_corrector(run, stage, operator):
     """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
     def build(config, tasks):
-        scales = [torch.ones(shape) for shape in config["scales"]]
-        return Corrector(_sizes(config), tasks, scales, stage)
+        tables = [torch.ones(shape) for shape in config["tables"]]
+        return Corrector(_sizes(config), tasks, tables, stage)
 
     loaded = _load(run, stage, build)
     if loaded.config["lineage"]["operator"] != operator.mark:

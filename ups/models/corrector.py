@@ -2,8 +2,12 @@
 
 The operator rolls out alone. After k steps it has predicted z1_hat from its own state z0, and what
 is missing, r = z1 - z1_hat, is modelled as a distribution given [z0, z1_hat], the time k dt since
-the last true state, and the parameters. Residuals grow with k and differ between latent channels,
-so they are divided by their deviation `scale[k]` (D,) over the trajectories of the fit split.
+the last true state, and the parameters. Residuals grow with k, differ between latent channels, and
+are far larger at fronts than elsewhere, so for each lead and channel they are compressed to
+
+    x = asinh(r / s) / c,    s the median of |r|, c the root mean square of asinh(r / s)
+
+over the trajectories of the fit split: linear where r is small, a logarithm where it is large.
 
     teacher   along the probability flow, by `multistep`, or `heun` with two calls a step
     student   consistency function, one or two network calls
@@ -19,7 +23,7 @@ from torch import nn
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
 
-SIGMAS = 0.01, 10.0  # residuals have unit variance on average, more and less from place to place
+SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
 LADDER = noise_levels(12, *SIGMAS, rho=20.0)  # along which a teacher is distilled
 JUMPS = (0, 4)  # places in it of the student's first and second call
 
@@ -27,18 +31,18 @@ JUMPS = (0, 4)  # places in it of the student's first and second call
 class Corrector(nn.Module):
     """net(x, c_noise | z0, z1_hat, lead, ..) on scaled residuals x, and how to draw with it."""
 
-    def __init__(self, config, tasks, scales, kind="diffusion"):
-        """`scales`: for each task the deviation (leads, D) of its residuals."""
+    def __init__(self, config, tasks, tables, kind="diffusion"):
+        """`tables`: for each task, those of `compression` (3, leads, D)."""
         super().__init__()
         self.kind = kind
         self.net = Denoiser(config, tasks, channels=3)
-        for index, scale in enumerate(scales):
-            self.register_buffer(f"scale{index}", scale)
+        for index, table in enumerate(tables):
+            self.register_buffer(f"table{index}", table)
 
-    def scale(self, task, lead):
-        """Deviation (B, 1, D) of the residual after `lead` (B,) steps; zero where padded."""
-        table = self.get_buffer(f"scale{task}")
-        return table[lead.clamp(max=len(table)) - 1][:, None]
+    def table(self, task, lead):
+        """s, c and the largest asinh(r / s) after `lead` (B,) steps: (B, 3, 1, D)."""
+        table = self.get_buffer(f"table{task}")
+        return table[:, lead.clamp(max=table.shape[1]) - 1].transpose(0, 1)[:, :, None]
 
     def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0):
         """x, z0, z1_hat (B, N, D), lead (B,) int, dt (B,), cond (B, P) -> (B, N, D)"""
@@ -47,8 +51,8 @@ class Corrector(nn.Module):
     @torch.no_grad()
     def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep):
         """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
-        scale = self.scale(task, lead)
-        noise = noise * (scale > 0)[:, None]  # none in the padding
+        table = self.table(task, lead)
+        noise = noise * (table[:, :1] > 0)  # none in the padding
         net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task)
         x = SIGMAS[1] * noise[:, 0]
         if self.kind == "consistency":
@@ -57,4 +61,28 @@ class Corrector(nn.Module):
         else:
             steps = calls if sampler is multistep else (calls + 1) // 2
             r = sampler(functools.partial(denoise, net), x, noise_levels(steps, *SIGMAS, rho=20.0))
-        return z1_hat + scale * r
+        return z1_hat + expand(r, table)
+
+
+def compression(r, lead):
+    """The table (3, leads, D) of residuals r (n, N, D) at leads (n,); zero in the padding."""
+    rows = []
+    for k in range(1, int(lead.max()) + 1):
+        size = r[lead == k].flatten(0, 1).abs()  # (rows, D)
+        s = size.median(0).values.clamp(min=1e-3 * size.square().mean(0).sqrt())
+        x = torch.asinh(size / torch.where(s > 0, s, 1.0))
+        rows.append(torch.stack([s, x.square().mean(0).sqrt(), x.max(0).values]))
+    return torch.stack(rows, 1)
+
+
+def compress(r, table):
+    """r (B, N, D) -> x of unit variance"""
+    s, c, _ = table.unbind(1)
+    own = s > 0
+    return own * torch.asinh(r / torch.where(own, s, 1.0)) / torch.where(own, c, 1.0)
+
+
+def expand(x, table):
+    """x (B, N, D) -> r, nowhere larger than residuals were seen to be"""
+    s, c, most = table.unbind(1)
+    return s * torch.sinh((c * x).clamp(-most, most))

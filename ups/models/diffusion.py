@@ -75,7 +75,7 @@ def heun(denoiser, x, sigmas, churn=0.0, noise=None):
     `churn`, step i first adds noise(i) like x, which repairs earlier errors (EDM, algorithm 2).
     """
     steps = len(sigmas) - 1
-    sigmas = sigmas.to(x)[:, None].expand(-1, len(x))
+    sigmas = [_levels(sigma, x) for sigma in sigmas]
     gamma = min(churn / steps, math.sqrt(2) - 1)
     for i in range(steps):
         sigma = sigmas[i]
@@ -97,7 +97,7 @@ def multistep(denoiser, x, sigmas, path=None):
     before = None
     for i, (sigma, after) in enumerate(zip(sigmas[:-1].tolist(), sigmas[1:].tolist(), strict=True)):
         path.append(x)
-        clean = denoiser(x, x.new_full((len(x),), sigma))
+        clean = denoiser(x, _levels(sigma, x))
         ahead = clean
         if before is not None and after > 0:
             ratio = math.log(sigma / after) / math.log(sigmas[i - 1].item() / sigma)
@@ -126,8 +126,7 @@ def few_step(f, x, sigmas, noise=None, sigma_min=SIGMA_MIN):
     Between two calls x is blurred again to the next level by noise(i), i >= 1 (Song et al. 2023,
     algorithm 1).
     """
-    sigmas = sigmas.to(x)[:, None].expand(-1, len(x))
-    for i, sigma in enumerate(sigmas):
+    for i, sigma in enumerate(_levels(level, x) for level in sigmas):
         if i > 0:
             x = x + _times((sigma**2 - sigma_min**2).clamp(min=0).sqrt(), noise(i))
         x = f(x, sigma)
@@ -147,10 +146,15 @@ def distillation_loss(student, teacher, x, sigmas, at, mask=None, sigma_data=1.0
         goal = multistep(teacher, x, sigmas, path)
     loss = 0.0
     for i in at:
-        sigma = sigmas[i].to(x).expand(len(x))
+        sigma = _levels(sigmas[i], x)
         error = student(path[i], sigma) - goal
         loss = loss + _mean_square(error, mask) / precondition(sigma, sigma_data)[1] ** 2
     return loss / len(at)
+
+
+def _levels(sigma, x):
+    """One level for all rows (B,), made on their device: a CUDA graph may not copy it there."""
+    return x.new_full((len(x),), float(sigma))
 
 
 def _times(s, x):

@@ -1,0 +1,138 @@
+"""Diffusion and consistency stages on the run that an operator left: hand-over, numbers, faults."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from launching import ROOT, launch
+
+import train_consistency
+import train_diffusion
+import train_operator
+from ups.config import UsageError
+from ups.data.make import make
+from ups.stages import load_corrector, load_operator
+
+SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
+TINY = ["--steps", "8", "--batch_size", "8", "--log_every", "1", "--eval_every", "4",
+        "--save_every", "4", "--warmup", "2"]
+DRAWS = ["--members", "4", "--start_every", "3"]
+STAGES = {"diffusion": (train_diffusion, [*TINY, *SIZES, *DRAWS, "--calls", "3"]),
+          "consistency": (train_consistency, [*TINY, *DRAWS])}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run of two tasks of different widths through all three stages."""
+    folder = tmp_path_factory.mktemp("base")
+    make("burgers1d", out=folder / "data", samples=60, grid=32, frames=9, t_end=0.4)
+    make("diffreact2d", out=folder / "data", samples=40, grid=16, frames=14, t_end=1.0)
+    where = ["--data", str(folder / "data"), "--cache", str(folder / "cache")]
+    train_operator.main(["--run", str(folder / "run"), *where, *TINY, *SIZES, "--tasks",
+                         "burgers1d", "diffreact2d", "--steps", "40"])
+    for script, flags in STAGES.values():
+        script.main(["--run", str(folder / "run"), *flags])  # data and cache are the operator's
+    return folder
+
+
+def copied(base, tmp_path, *stages):
+    """The run of `base` with some of its stages."""
+    for part in ("codec", "operator", *stages):
+        shutil.copytree(base / "run" / part, tmp_path / "run" / part)
+    return str(tmp_path / "run")
+
+
+def metrics(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_scores_are_what_they_say(base, stage):
+    folder = base / "run" / stage
+    assert json.loads((folder / "exit.json").read_text())["status"] == "done"
+    test = json.loads((folder / "test.json").read_text())
+    assert "M (M - 1)" in test["definition"]["crps"] and test["split"] == "test"
+    result = test["tasks"]["burgers1d"]
+    assert result["leads"] == [1, 5] and result["members"] == 4
+    operator = json.loads((base / "run" / "operator" / "test.json").read_text())
+    alone = result["scores"]["operator"]
+    assert alone["nrmse_mean"] == pytest.approx(
+        operator["tasks"]["burgers1d"]["nrmse"]["operator"], rel=1e-5)  # the same trajectories
+    labels = list(result["scores"])
+    assert labels[1].startswith("perturbed input") and len(labels) == (3 if stage == "diffusion"
+                                                                       else 5)
+    for label in labels[1:]:
+        assert all(value > 0 for value in result["scores"][label]["spread_skill"])
+    for task in test["tasks"]:
+        assert (folder / f"ensemble_{task}.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_processes_give_the_same_curve(base, tmp_path, stage):
+    run = copied(base, tmp_path, *list(STAGES)[:list(STAGES).index(stage)])
+    done = launch(ROOT / f"train_{stage}.py", "--run", run, *STAGES[stage][1])
+    assert done.returncode == 0, done.stderr
+    one, two = (metrics(folder / "run" / stage) for folder in (base, tmp_path))
+    assert len(one) == len(two) == 8
+    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-5
+    a, b = (json.loads((folder / "run" / stage / "test.json").read_text())["tasks"]
+            for folder in (base, tmp_path))
+    for task in a:
+        scores = list(a[task]["scores"].values())[-1], list(b[task]["scores"].values())[-1]
+        assert scores[0]["crps"] == pytest.approx(scores[1]["crps"], rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resume_is_bit_for_bit_and_memory_faults_change_nothing(base, tmp_path, monkeypatch, stage):
+    """From the checkpoint in the middle; with memory that runs out once on the way."""
+    run = copied(base, tmp_path, *STAGES)
+    script, flags = STAGES[stage]
+    folder = tmp_path / "run" / stage
+    whole = (folder / "model" / "model.safetensors").read_bytes()
+
+    def half():
+        (folder / "exit.json").unlink()
+        shutil.rmtree(folder / "checkpoints" / "step_8")
+
+    half()
+    script.main(["--run", run, *flags])
+    assert (folder / "model" / "model.safetensors").read_bytes() == whole
+    curve = metrics(folder)
+    name = "diffusion_loss" if stage == "diffusion" else "student_loss"
+    real, left = getattr(script, name), [torch.OutOfMemoryError("CUDA out of memory (a test)")]
+
+    def loss(model, batch, **options):
+        if left:
+            raise left.pop()
+        return real(model, batch, **options)
+
+    monkeypatch.setattr(script, name, loss)
+    half()
+    script.main(["--run", run, *flags])
+    again = metrics(folder)
+    assert not left and len(again) == 8
+    assert max(abs(a - b) for a, b in zip(curve, again, strict=True)) < 1e-5
+
+
+def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
+    operator = load_operator(base / "run")
+    teacher, student = (load_corrector(base / "run", stage, operator) for stage in STAGES)
+    assert student.config["lineage"]["diffusion"] == teacher.mark
+    assert student.config["lineage"]["operator"] == operator.mark
+    assert (teacher.model.kind, student.model.kind) == tuple(STAGES)
+    with pytest.raises(UsageError, match="train it first with .*train_operator.py"):
+        train_diffusion.main(["--run", str(tmp_path / "empty"), *STAGES["diffusion"][1]])
+    run = copied(base, tmp_path)
+    with pytest.raises(UsageError, match="train it first with .*train_diffusion.py"):
+        train_consistency.main(["--run", run, *STAGES["consistency"][1]])
+    operator.mark = "other"
+    with pytest.raises(UsageError, match="another operator"):
+        load_corrector(base / "run", "diffusion", operator)
+    end = tmp_path / "run" / "operator" / "exit.json"
+    end.write_text(json.dumps({"status": "stopped", "step": 3, "reason": ""}))
+    with pytest.raises(UsageError, match="not finished .*stopped"):
+        train_diffusion.main(["--run", run, *STAGES["diffusion"][1]])
+    with pytest.raises(UsageError, match="--calls must be between 1 and 2, not 3"):
+        train_consistency.main(["--run", run, "--calls", "3"])
