@@ -58,6 +58,9 @@ DEFINITIONS = {
                      "trajectories before the ratio; 1 where members and truth are exchangeable"),
     "rank": ("rank histogram = share of grid points at which the truth is above exactly r of the M "
              "members, ties shared; flat where members and truth are exchangeable"),
+    "nrmse_ratio, crps_ratio": ("nRMSE and CRPS as shares of the operator's: means over "
+                                "trajectories before the ratio, whose interval resamples the same "
+                                "trajectories for both"),
     "interval": ("intervals: 95 % bootstrap over trajectories (percentiles of 1000 resamplings of "
                  "whole trajectories)"),
 }

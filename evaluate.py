@@ -1,0 +1,162 @@
+"""Measure a run on the test split, in physical units:  operator, correctors, yardsticks, probes.
+
+    accelerate launch evaluate.py --run runs/burgers1d                            # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml evaluate.py --run runs/burgers1d
+    accelerate launch --config_file accelerate_configs/2gpu.yaml evaluate.py --run runs/burgers1d
+    python evaluate.py --compare runs/A runs/B                                    # one table
+
+Takes the finished stages of the run, in float32, on any number of processes. Writes
+runs/NAME/evaluation/ (evaluation_pdebench/ with --protocol pdebench): metrics.json and metrics.csv,
+every number with its definition and interval, and report.html, one file to open in a browser.
+`--compare` prints a table over runs and writes it beside them as compare.html, which can be sorted.
+"""
+
+import dataclasses
+import difflib
+import math
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+
+import accelerate
+import numpy
+import torch
+
+from ups.config import UsageError, check, command, flat, parse
+from ups.data.tasks import TASKS
+from ups.eval.compare import compare
+from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
+from ups.eval.forecasts import ENSEMBLES, make_forecasts
+from ups.eval.guards import check_guards
+from ups.eval.metrics import DEFINITIONS
+from ups.eval.outputs import headline, write_outputs
+from ups.eval.protocol import FOLDERS, begin, in_words
+from ups.latents import open_tasks
+from ups.stages import inherit, load_corrector, load_operator
+from ups.train.folder import read_json
+from ups.train.policy import make_accelerator, on_main
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    run: str = "runs/burgers1d"  # folder of the run; its stages are found in it
+    data: str = ""               # where the field files are; empty: where the run had them
+    protocol: str = "initial"    # initial: from the first frame; pdebench: ten frames are given
+    trajectories: int = 0        # of the test split; 0: all
+    members: int = 0             # of an ensemble; 0: as the corrector's stage has it
+    calls: int = 0               # of the network, to draw a member; 0: as the stage has it
+    guards: str = ""             # also roll out with some of conserve,positive,divfree
+    seed: int = 0                # of members and intervals
+    compare: tuple[str, ...] = ()  # runs; measures nothing, but makes one table of them
+
+    def __post_init__(self):
+        check(self, trajectories=(0, math.inf), members=(0, math.inf), calls=(0, math.inf),
+              seed=(0, 2**31))
+        if self.protocol not in FOLDERS:
+            raise UsageError(f"--protocol {self.protocol}: it is {' or '.join(FOLDERS)}.")
+        if self.members == 1:
+            raise UsageError("--members 1: an ensemble needs at least 2.")
+
+
+def find_stages(run):
+    """{stage: Loaded} of the operator and its correctors, and what a steady prior has reported."""
+    if not run.is_dir():
+        there = sorted(p.name for p in run.parent.iterdir()) if run.parent.is_dir() else []
+        near = difflib.get_close_matches(run.name, there, n=1)
+        raise UsageError(f"there is no run {run}; " + (f"the nearest is {run.parent / near[0]}."
+                         if near else "train one with `accelerate launch train_operator.py`."))
+    done = [stage for stage in (*ENSEMBLES, "steady")  # what still trains is left out
+            if read_json(run / stage / "exit.json").get("status") == "done"]
+    steady = read_json(run / "steady" / "test.json") if "steady" in done else {}
+    if steady and not (run / "operator").is_dir():
+        return {}, steady
+    operator = load_operator(run)
+    for task in operator.settings.tasks:
+        folder = run / "codec" / task.split(":")[0] / "model"
+        if not (folder / "config.json").exists():
+            raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
+                             f"put it back, or train a new --run.")
+    return {"operator": operator} | {stage: load_corrector(run, stage, operator)
+                                     for stage in ENSEMBLES if stage in done}, steady
+
+
+def open_data(accelerator, cfg, operator):
+    """The tasks of the operator, their fields beginning where the protocol begins."""
+    places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
+    tasks = open_tasks(accelerator, inherit(places, operator))
+    for task in tasks:
+        for what, mark in (("codec", task.fingerprint), ("data", task.fields.digest)):
+            if operator.config["lineage"].get(f"{what} of {task.name}") != mark:
+                raise UsageError(f"{cfg.run}: the operator was trained with another {what} of "
+                                 f"{task.name} than the one that is there; put that one back.")
+        if cfg.guards:
+            check_guards(cfg.guards, task)
+        task.fields = begin(task.fields, cfg.protocol)
+    return tasks
+
+
+def evaluate(accelerator, cfg, task, index, stages):
+    """Numbers and pictures of a task, the same on every rank."""
+    ensembles = {name: (stage.model, cfg.members or stage.settings.members,
+                        cfg.calls or stage.settings.calls, stage.settings.correct_every)
+                 for name, stage in stages.items() if name in ENSEMBLES}
+    sizes = {name: ensemble[1] for name, ensemble in ensembles.items()}
+    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, cfg.guards,
+                               cfg.seed)
+    test = task.fields.split("test")[: cfg.trajectories or None]
+    tables, milliseconds = measure_all(accelerator, task, forecasts, test,
+                                       max(sizes.values(), default=1))
+    spec, truth = task.fields.spec, tables.pop("truth")
+    result = {
+        "pde": TASKS[task.name].pde, "protocol": in_words(spec, cfg.protocol),
+        "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
+        "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
+        "spectrum_leads": spectrum_leads(spec.frames),
+        "spectrum": truth["spectrum"].mean(0).tolist(),
+        "forecasts": {
+            name: {"milliseconds": milliseconds[name], "members": sizes.get(name, 1),
+                   "calls": ensembles[name][2] if name in ensembles else 1}
+            | summarise(table, tables["operator"], task, sizes.get(name, 1), cfg.seed)
+            for name, table in tables.items()}}
+    order = tables["operator"]["nrmse"].nanmean((1, 2)).argsort()
+    chosen = test[order[[0, len(order) // 2, -1]]]  # best, median, worst
+    return result, {"spec": spec, "chosen": chosen, "params": task.fields.params(chosen),
+                    "fields": show(task, forecasts, chosen, test, accelerator.device)}
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    if cfg.compare:
+        return compare(cfg.compare, FOLDERS[cfg.protocol])
+
+    # stages and data
+    accelerator, run = make_accelerator(), Path(cfg.run)
+    stages, steady = find_stages(run)
+    tasks = open_data(accelerator, cfg, stages["operator"]) if stages else []
+    for stage in stages.values():
+        stage.model.to(accelerator.device)
+
+    # measure
+    results = {task.name: evaluate(accelerator, cfg, task, index, stages)
+               for index, task in enumerate(tasks)}
+
+    # write
+    about = {
+        "run": cfg.run, "split": "test", "definitions": DEFINITIONS, "steady": steady,
+        "tasks": {name: result for name, (result, _) in results.items()}, "evaluation": flat(cfg),
+        "lineage": {name: {"fingerprint": stage.mark, "built on": stage.config["lineage"]}
+                    for name, stage in stages.items()},
+        "config": {name: vars(stage.settings) for name, stage in stages.items()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "accelerate": accelerate.__version__, "numpy": numpy.__version__,
+                     "device": str(accelerator.device), "machine": platform.machine(),
+                     "processes": accelerator.num_processes}}
+    if accelerator.is_main_process:
+        print(headline(about))
+    pictures = {name: shown for name, (_, shown) in results.items()}
+    on_main(accelerator, write_outputs, run / FOLDERS[cfg.protocol], about, pictures)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    command(main)

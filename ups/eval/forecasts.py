@@ -1,0 +1,109 @@
+"""The forecasts that an evaluation compares, of one task.
+
+A forecast is a generator that yields, for lead 1, 2, .., members (B, M, C, *grid) in physical
+units; one member where it is no ensemble:
+
+    persistence   the first frame                mean       of training trajectories, at each lead
+    codec         decode(encode(truth))          one_step   from the true frame before
+    operator      rolled out from the start      guarded    the same, guarded after every step
+    diffusion, consistency                       operator and corrector, an ensemble
+    shuffled, shifted, halved                    the operator as a probe: with the parameters of
+                                                 another trajectory; on circularly shifted fields,
+                                                 shifted back; in twice as many steps of dt / 2
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from ups.eval.ensemble import corrected, member_noise
+from ups.eval.guards import Guard
+
+LABELS = {"operator": "operator", "guarded": "operator, guarded", "diffusion": "+ corrector",
+          "consistency": "+ student", "persistence": "persistence", "mean": "training mean",
+          "codec": "codec floor", "one_step": "one true step", "shuffled": "shuffled parameter",
+          "shifted": "circular shift", "halved": "halved dt"}
+ENSEMBLES = ("diffusion", "consistency")
+PROBES = ("shuffled", "shifted", "halved")
+YARDSTICKS = ("persistence", "mean", "codec", "one_step")
+MEAN_OF = 256  # training trajectories
+
+
+def make_forecasts(task, index, operator, correctors, guards="", seed=0):
+    """Generators by name. `correctors`: {stage: (corrector, members, calls, correct_every)}."""
+    spec, average = task.fields.spec, training_mean(task)
+    free = [axis for axis in range(3 - len(spec.grid), 3)  # along which nothing depends on place
+            if task.spec.periodic and axis not in task.spec.forced]
+
+    def encode(u):
+        return task.pad(task.codec.encode(u))
+
+    def decode(z):  # (.., N, D) -> (.., C, *grid)
+        return task.codec.decode(task.trim(z).flatten(0, -3)).unflatten(0, z.shape[:-2])
+
+    def rolled(step, z, dt, cond, steps, parts=1):
+        for _ in range(steps):
+            for _ in range(parts):
+                z = step(z, dt / parts, cond, index)
+            yield decode(z[:, None])
+
+    def shifted(s):
+        axes = list(range(-len(spec.grid), 0))
+        moves = [n // 3 + 1 if axis + 3 in free else 0
+                 for n, axis in zip(spec.grid, axes, strict=True)]  # as a rule, no whole tokens
+        z0 = encode(s.u[:, 0].roll(moves, axes))
+        for p in rolled(operator, z0, s.dt, s.cond, s.steps):
+            yield p.roll([-n for n in moves], axes)
+
+    def guarded(s):
+        guard = Guard(guards, task, s.u[:, 0])
+        for p in rolled(guard.after(operator), s.z0, s.dt, s.cond, s.steps):
+            yield guard.fields(p[:, 0])[:, None]
+
+    def ensemble(stage):
+        corrector, members, calls, every = correctors[stage]
+
+        def draw(s):
+            noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
+            for _, z in corrected(operator, corrector, s.z0, s.steps, s.dt, s.cond, index, noise,
+                                  calls, every):
+                yield decode(z)
+        return draw
+
+    forecasts = {
+        "persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)),
+        "mean": lambda s: (average[None, None, k].to(s.u).expand_as(s.u[:, :1])
+                           for k in range(1, s.steps + 1)),
+        "codec": lambda s: (decode(encode(s.u[:, k])[:, None]) for k in range(1, s.steps + 1)),
+        "one_step": lambda s: (decode(operator(encode(s.u[:, k]), s.dt, s.cond, index)[:, None])
+                               for k in range(s.steps)),
+        "operator": lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps),
+    }
+    if guards:
+        forecasts["guarded"] = guarded
+    forecasts |= {stage: ensemble(stage) for stage in correctors}
+    if len(task.fields.values) > 1:
+        forecasts["shuffled"] = lambda s: rolled(operator, s.z0, s.dt, s.other, s.steps)
+    if free:
+        forecasts["shifted"] = shifted
+    if spec.frames > 2:
+        forecasts["halved"] = lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps, 2)
+    return forecasts
+
+
+def training_mean(task):
+    """The mean trajectory (T, C, *grid) of some training trajectories."""
+    chosen = task.fields.split("train")
+    chosen = chosen[:: -(-len(chosen) // MEAN_OF)]
+    return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
+
+
+def start(task, chosen, test, device):
+    """What forecasts may know of the trajectories `chosen` from `test`."""
+    u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)
+    place = {int(i): k for k, i in enumerate(test)}
+    other = test.roll(1)[[place[int(i)] for i in chosen]]  # has the next parameters of a family
+    return SimpleNamespace(
+        u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.pad(task.codec.encode(u[:, 0])),
+        cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
+        dt=torch.full((len(u),), task.fields.spec.dt, device=device))
