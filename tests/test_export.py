@@ -56,9 +56,33 @@ def test_the_card_has_the_front_matter_of_the_hub_and_the_measured_numbers(run, 
     assert yaml.safe_load(text.split("---")[1])["tags"][-2:] == ["burgers1d", "advection1d"]
     for result in test.values():
         row = [*result["nrmse"]["operator"], result["nrmse_rollout"]["operator"]]
-        assert "| operator | " + " | ".join(f"{v:.3g}" for v in row) + " |" in text
+        assert "| operator | " + " | ".join(f"{v:.3g}" for v in row) + " |\n" in text
     assert "first frame is not counted" in text and "(batch, 1, 32)" in text
     assert str(tmp_path) not in text
+
+
+def test_the_card_takes_the_evaluation_where_there_is_one(run, tmp_path):
+    (run / "evaluation").mkdir()
+    mark = json.loads((run / "operator" / "model" / "config.json").read_text())["fingerprint"]
+    score = {"scores": {"nrmse": {"all": 0.25, "by_lead": [0.1, 0.2, 0.3, 0.4, 0.5, None]},
+                        "crps": {"all": 0.125}}}
+    about = {"lineage": {"operator": {"fingerprint": mark}}, "definitions": {
+        "nrmse": "nRMSE = so and so", "crps": "CRPS = this and that"}, "tasks": {"burgers1d": {
+            "steps": 6, "forecasts": {"shifted": score, "diffusion": score, "operator": score}}}}
+    path = run / "evaluation" / "metrics.json"
+    path.write_text(json.dumps(about))
+    main([str(run), "--out", str(tmp_path / "model")])
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert """| burgers1d: nRMSE | step 1 | step 5 | all steps | CRPS |
+| --- | --- | --- | --- | --- |
+| operator | 0.1 | 0.5 | 0.25 | 0.125 |
+| diffusion | 0.1 | 0.5 | 0.25 | 0.125 |
+
+nRMSE = so and so; CRPS = this and that.""" in text
+    assert ModelCard(text).data.eval_results[0].metric_value == 0.25
+    path.write_text(path.read_text().replace(mark, "another"))
+    with pytest.raises(UsageError, match="run evaluate.py again"):
+        main([str(run), "--out", str(tmp_path / "model")])
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(run, tmp_path):

@@ -18,12 +18,14 @@ import shutil
 from pathlib import Path
 
 from ups.config import UsageError, command
-from ups.simulator import CORRECTORS, Simulator, finished
+from ups.eval.report import LEADS
+from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
 from ups.train.folder import read_json
 from ups.train.systems import RunConfig
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")
+ROWS = ("operator", "guarded", "diffusion", "consistency", "persistence", "mean", "codec")
 
 
 def export(run, out, license=None):
@@ -60,47 +62,61 @@ def export(run, out, license=None):
 
 
 def card(sim, name, marks, license=None):
-    """The model card, with the tables of the stages' test.json."""
+    """The model card: front matter, use, numbers, lineage."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    tests = {stage: read_json(sim.run / stage / "test.json") for stage in marks}
-    tables, results = [], []
-    for task, test in tests["operator"].get("tasks", {}).items():
-        rows = {row: [*test["nrmse"][row], total] for row, total in test["nrmse_rollout"].items()}
-        tables += _table(f"{task}: nRMSE, {test['trajectories']} trajectories",
-                         [f"step {lead}" for lead in test["leads"]] + ["all steps"], rows)
-        results.append(EvalResult("other", task, task, "nrmse", rows["operator"][-1],
-                                  task_name="roll-out", dataset_split="test",
-                                  metric_name="nRMSE, mean over all steps"))
-    for stage in marks.keys() & set(CORRECTORS):
-        for task, test in tests[stage].get("tasks", {}).items():
-            rows = {row: scores["crps"] for row, scores in test["scores"].items()}
-            tables += _table(f"{task}: CRPS, {test['members']} members",
-                             [f"step {lead}" for lead in test["leads"]], rows)
-    tags = ["pde", "surrogate", "neural-operator", *sim.tasks]
-    front = ModelCardData(library_name="ups", license=license, model_name=name, tags=tags,
-                          eval_results=results)
+    tables, definition = measured(sim)
+    results = [EvalResult("other", task, task, "nrmse", rows["operator"]["all steps"],
+                          task_name="roll-out", dataset_split="test", metric_name="nRMSE")
+               for task, rows in tables.items()]
+    front = ModelCardData(library_name="ups", license=license, eval_results=results, tags=[
+        "pde", "surrogate", "neural-operator", *sim.tasks], model_name=name)
     spec = next(iter(sim.tasks.values())).fields.spec
     shape = ", ".join(map(str, (len(spec.channels), *spec.grid)))
-    pictures = [f"![roll-out](operator/{path.name})"
-                for path in sorted((sim.run / "operator").glob("rollout*.png"))]
-    lineage = _table("stage", ["fingerprint"], {s: [f"`{mark[:16]}`"] for s, mark in marks.items()})
     lines = ["---", front.to_yaml(), "---", f"# {name}", "",
              "A latent simulator for partial differential equations, trained with UPS.", "",
              "```python", "from ups import Simulator", "",
              f'sim = Simulator.load("{name}")  # this folder',
              f"u = sim.rollout(u0, 40)  # u0 (batch, {shape}) -> (batch, 40, {shape})", "```", "",
              "```", str(sim).replace(f" of {sim.run} on {sim.device}", ""), "```", "",
-             "## Measured", "", "On the test split, rolled out from the first frame.", "",
-             *tables, tests["operator"].get("definition", ""), "", *pictures, "",
-             "## Lineage", "", *lineage]
+             "## Measured on the test split", ""]
+    for task, rows in tables.items():
+        lines += _table(f"{task}: nRMSE", rows)
+    lines += [f"{definition}.", ""]
+    lines += [f"![roll-out](operator/{path.name})\n"
+              for path in sorted((sim.run / "operator").glob("rollout*.png"))]
+    lines += ["## Lineage", ""]
+    lines += _table("stage", {stage: {"fingerprint": mark} for stage, mark in marks.items()})
     return "\n".join(lines)
 
 
-def _table(title, head, rows):
-    """Lines of a markdown table: a row for each model."""
-    lines = [[title, *head], ["---"] * (1 + len(head))]
-    lines += [[row, *(v if isinstance(v, str) else f"{v:.3g}" for v in values)]
+def measured(sim):
+    """{task: {row: {column: value}}} of the evaluation, or else of the operator's own test."""
+    about, test = (read_json(sim.run / path)
+                   for path in ("evaluation/metrics.json", "operator/test.json"))
+    tables = {}
+    if not about:
+        for task, result in test.get("tasks", {}).items():
+            head = [*(f"step {lead}" for lead in result["leads"]), "all steps"]
+            tables[task] = {row: dict(zip(head, [*result["nrmse"][row], last], strict=True))
+                            for row, last in result["nrmse_rollout"].items()}
+        return tables, test.get("definition", "")
+    if about["lineage"]["operator"]["fingerprint"] != sim.operator.mark:
+        raise UsageError(f"{sim.run}/evaluation is of another operator; run evaluate.py again.")
+    for task, result in about["tasks"].items():
+        steps, tables[task] = [lead for lead in LEADS if lead <= result["steps"]], {}
+        for row in (row for row in ROWS if row in result["forecasts"]):
+            nrmse, crps = (result["forecasts"][row]["scores"][name] for name in ("nrmse", "crps"))
+            tables[task][row] = {f"step {k}": nrmse["by_lead"][k - 1] for k in steps} | {
+                "all steps": nrmse["all"], "CRPS": crps["all"]}
+    return tables, "; ".join(about["definitions"][name] for name in ("nrmse", "crps"))
+
+
+def _table(title, rows):
+    """Lines of a markdown table of {row: {column: value}}."""
+    head = [title, *next(iter(rows.values()))]
+    lines = [head, ["---"] * len(head)]
+    lines += [[row, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in values.values())]
               for row, values in rows.items()]
     return [*("| " + " | ".join(line) + " |" for line in lines), ""]
 
