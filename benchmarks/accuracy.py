@@ -21,6 +21,7 @@ hash of its configuration and never computed twice. The best average by validati
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import functools
@@ -30,6 +31,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -44,9 +46,9 @@ from ups.config import UsageError, check, command, flat, parse
 from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.metrics import NRMSE, interval, nrmse, resamplings
-from ups.train.checkpoint import export_model
+from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
-from ups.train.policy import write_json
+from ups.train.policy import PR_SET_PDEATHSIG, write_json
 from ups.train.schedule import warmup_cosine
 from ups.train.step import Captured
 from ups.train.systems import RunConfig
@@ -298,6 +300,18 @@ def train_baseline(cell, folder, alone):
             "step_ms": {k: 1e3 * t for k, t in times.items()}} | tables
 
 
+def load_baseline(folder, device="cpu"):
+    """The baseline of a stored result, ready to step fields."""
+    cell = json.loads((folder / "result.json").read_text())
+    kind, recipe = BASELINES[cell["model"].split()[0]]
+    fields = open_fields(cell["task"], cell["folder"])
+    _, tensors = load_model(folder / "model")
+    config = parse(recipe, arguments(cell)).model
+    model = Stepper(kind, config, fields, tensors["mean"], tensors["std"])
+    model.load_state_dict(tensors)
+    return model.eval().requires_grad_(False).to(device)
+
+
 # ---- the operator, by its own script
 
 
@@ -408,6 +422,7 @@ def digest(value):
 
 def work(path, lock):
     """Train the model of one cell; `lock` is shared so far, and exclusive from the timing on."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # do not outlive the benchmark
     path, begin, waited = Path(path), time.perf_counter(), {}
     cell, folder = json.loads(path.read_text()), path.with_suffix("")
 
