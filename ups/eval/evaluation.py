@@ -10,8 +10,9 @@ import torch
 
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
-from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
+from ups.eval.rollout import CHUNK_BYTES, trajectory_bytes
 
+CHUNK = 16  # trajectories at a time, at most
 FIELD = {"nrmse": metrics.channel_nrmse, "rmse": metrics.rmse, "vrmse": metrics.vrmse,
          "max_error": metrics.max_error, "crmse": metrics.crmse, "brmse": metrics.brmse,
          "mae": metrics.mae, "correlation": metrics.correlation}
@@ -23,48 +24,54 @@ MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "sample_nrmse", "crmse", "brms
 def measure_all(accelerator, task, forecasts, test, members):
     """{forecast: {metric: (n, T - 1, ..)}} and {forecast: milliseconds of a step of a trajectory}.
 
-    `spectrum` has the leads of `spectrum_leads` alone, and is all that "truth" has.
+    `spectrum` has the leads of `spectrum_leads` alone, and is all that "truth" has. Chunks are the
+    same on any number of processes, and so is every bit of a row on a CPU.
     """
-    device, spec = accelerator.device, task.fields.spec
-    shapes, seconds, kept = {}, {name: [] for name in forecasts}, spectrum_leads(spec.frames)
-
-    def tables(chosen):
-        s, out = start(task, chosen, test, device), {}
-        truth = [metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)]
-        table = torch.stack([truth[k - 1][:, 0].sum(1) for k in kept], 1)  # (B, leads, K)
-        shapes["truth", "spectrum"] = table.shape[1:]
-        out["truth", "spectrum"] = table.flatten(1)
-        for name, forecast in forecasts.items():
-            leads = {}
-            for k, p in enumerate(timed(forecast(s), seconds[name], len(chosen), device)):
-                row = score(p, s.u[:, k + 1], truth[k], s.u[:, 0], task.conserved, name in PROBES)
-                for metric, value in row.items():
-                    if metric != "spectrum" or k + 1 in kept:
-                        leads.setdefault(metric, []).append(value)
-            for metric, values in leads.items():
-                table = torch.stack(values, 1)  # (B, T - 1, ..)
-                shapes[name, metric] = table.shape[1:]
-                out[name, metric] = table.flatten(1)
-        return out
-
-    size = int(CHUNK_BYTES // (trajectory_bytes(spec) * (1 + 4 * members / spec.frames)))
-    flat = by_trajectory(accelerator, tables, test, min(size, 32))
-    whole = {}
-    for (name, metric), table in flat.items():
-        whole.setdefault(name, {})[metric] = table.unflatten(1, shapes[name, metric])
-    return whole, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
+    world, spec = accelerator.num_processes, task.fields.spec
+    size = CHUNK_BYTES // int(trajectory_bytes(spec) * (1 + 4 * members / spec.frames))
+    size, whole, seconds = max(1, min(size, CHUNK)), {}, {name: [] for name in forecasts}
+    for first in range(0, len(test), size * world):
+        begin = first + size * accelerator.process_index
+        idle = begin >= len(test)  # computes the first rows: the tables are the same everywhere
+        rows = slice(0, size) if idle else slice(begin, begin + size)
+        s = start(task, test[rows], test, accelerator.device)
+        for key, table in tables_of(s, task, forecasts, seconds).items():
+            shape = (len(test), *table.shape[1:])
+            kept = whole.setdefault(key, torch.zeros(shape, dtype=torch.float64))
+            if not idle:
+                kept[rows] = table.cpu()
+    results = {}
+    for (name, metric), table in whole.items():
+        table = accelerator.reduce(table.to(accelerator.device), reduction="sum").cpu()
+        results.setdefault(name, {})[metric] = table
+    return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
 
 
-def timed(generator, seconds, count, device):
-    """Pass a generator on, and note the seconds that it takes for each lead and trajectory."""
+def tables_of(s, task, forecasts, seconds):
+    """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`."""
+    kept, rows = spectrum_leads(s.steps + 1), {}
+    energies = [metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)]
+    rows["truth", "spectrum"] = [energies[k - 1][:, 0].sum(1) for k in kept]
+    for name, forecast in forecasts.items():
+        for k, p in enumerate(timed(forecast(s), seconds[name], s.u), start=1):
+            scores = score(p, s.u[:, k], energies[k - 1], s.u[:, 0], task.conserved,
+                           name in PROBES)
+            for metric, value in scores.items():
+                if metric != "spectrum" or k in kept:
+                    rows.setdefault((name, metric), []).append(value)
+    return {key: torch.stack(values, 1) for key, values in rows.items()}
+
+
+def timed(generator, seconds, u):
+    """Pass a generator on, and note the seconds that it takes for each lead and trajectory of u."""
     def now():
-        if device.type != "cpu":
+        if u.device.type != "cpu":
             torch.accelerator.synchronize()
         return time.perf_counter()
 
     begin = now()
     for item in generator:
-        seconds.append((now() - begin) / count)
+        seconds.append((now() - begin) / len(u))
         yield item
         begin = now()
 

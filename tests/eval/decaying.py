@@ -1,0 +1,59 @@
+"""A task whose truth is known: fields that decay, du/dt = -nu u, and an operator that knows it.
+
+The codec is the identity, so everything that an evaluation measures can be computed by hand.
+"""
+
+import types
+
+import torch
+
+from ups.data.fields import Spec
+
+NU = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
+STEPS, DT = 12, 0.1
+
+
+class Decaying:
+    """`samples` trajectories of each nu, on a grid of one or two axes."""
+
+    def __init__(self, name, grid, samples=5):
+        self.spec = Spec(name, grid, ("u", "v"), "periodic", ((0.0, 1.0),) * len(grid), DT,
+                         STEPS + 1, ("nu",))
+        self.values, self.samples = NU, samples
+
+    def split(self, name):
+        return torch.arange(2 * self.samples) + (0 if name == "test" else 100)
+
+    def params(self, chosen):
+        return NU[torch.as_tensor(chosen) % 2]
+
+    def read(self, chosen):
+        start = [1.5 + torch.randn(2, *self.spec.grid, generator=torch.Generator().manual_seed(
+            int(i))) for i in chosen]
+        times = torch.arange(STEPS + 1) * DT
+        decay = torch.exp(-self.params(chosen) * times).float()  # (B, T)
+        return torch.stack(start)[:, None] * decay.view(*decay.shape, *[1] * (1 + len(
+            self.spec.grid)))
+
+
+def decaying(name="burgers1d", grid=(16,), **options):
+    fields = Decaying(name, grid, **options)
+    codec = types.SimpleNamespace(encode=lambda u: u.flatten(2).mT,
+                                  decode=lambda z: z.mT.unflatten(2, grid))
+    return types.SimpleNamespace(
+        name=name, fields=fields, codec=codec, pad=lambda z: z, trim=lambda z: z, conserved=[0],
+        spec=types.SimpleNamespace(periodic=True, forced=()),
+        cond=lambda chosen: fields.params(chosen).float())
+
+
+def operator(z, dt, cond, task):
+    """Decays a tenth too fast."""
+    return z * torch.exp(-1.1 * cond[:, :1] * dt[:, None])[..., None]
+
+
+class Corrector:
+    """Repairs the operator, and adds noise of a known size."""
+
+    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls):
+        true = z1_hat * torch.exp(0.1 * cond[:, :1] * (lead * dt)[:, None])[..., None]
+        return true + 0.05 * noise[:, 0]

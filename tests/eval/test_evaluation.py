@@ -1,0 +1,124 @@
+"""Forecasts, tables and summaries on a task whose answers are known in closed form."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from decaying import DT, NU, STEPS, Corrector, decaying, operator
+
+from ups.config import UsageError
+from ups.data.fields import open_fields
+from ups.data.make import make
+from ups.eval.evaluation import measure_all, spectrum_leads, summarise
+from ups.eval.forecasts import make_forecasts, start
+from ups.eval.protocol import begin, in_words
+
+
+@pytest.fixture(scope="module", params=[(16,), (8, 6)], ids=["1d", "2d"])
+def measured(request):
+    task = decaying(grid=request.param)
+    forecasts = make_forecasts(task, 0, operator, {"diffusion": (Corrector(), 8, 1, 1)})
+    tables, milliseconds = measure_all(Accelerator(cpu=True), task, forecasts,
+                                       task.fields.split("test"), 8)
+    assert set(milliseconds) == set(forecasts) and min(milliseconds.values()) > 0
+    return task, tables
+
+
+def expected(rate):
+    """nRMSE (2, T) of p = exp(rate nu t) y, for both nu."""
+    t = DT * torch.arange(1, STEPS + 1)
+    return (torch.exp(rate * NU * t) - 1).abs()
+
+
+def rows(tables, name, metric="nrmse"):
+    """The table (n, T) of the first channel, even and odd trajectories apart."""
+    table = tables[name][metric][..., 0]
+    assert torch.allclose(table[0::2], table[:1].expand_as(table[0::2]), atol=1e-5)
+    return torch.stack([table[0], table[1]])
+
+
+def test_forecasts_have_the_errors_that_they_must_have(measured):
+    _, tables = measured
+    for name, rate in (("operator", -0.1), ("halved", -0.1), ("shifted", -0.1),
+                       ("persistence", 1.0), ("codec", 0.0)):
+        assert torch.allclose(rows(tables, name), expected(rate), atol=1e-5), name
+    one = (torch.exp(-0.1 * NU * DT) - 1).abs().expand(2, STEPS)
+    assert torch.allclose(rows(tables, "one_step"), one, atol=1e-5)
+    t = DT * torch.arange(1, STEPS + 1)
+    swapped = (torch.exp((NU - 1.1 * NU.flip(0)) * t) - 1).abs()
+    assert torch.allclose(rows(tables, "shuffled"), swapped, atol=1e-5)
+    assert (rows(tables, "shuffled") > rows(tables, "operator")).all()
+
+
+def test_the_training_mean_is_that_of_the_training_split(measured):
+    task, tables = measured
+    mean = task.fields.read(task.fields.split("train")).mean(0)
+    y = task.fields.read([3])[0]
+    error = (mean - y)[1:].flatten(2).norm(dim=2) / y[1:].flatten(2).norm(dim=2)
+    assert torch.allclose(tables["mean"]["nrmse"][3], error.double(), atol=1e-5)
+
+
+def test_an_ensemble_is_judged_by_mean_members_and_spread(measured):
+    task, tables = measured
+    own = tables["diffusion"]
+    assert own["variance"].mean().sqrt().item() == pytest.approx(0.05, rel=0.05)
+    assert own["square_error"].mean().sqrt().item() == pytest.approx(0.05 / math.sqrt(8), rel=0.3)
+    assert own["sample_nrmse"].mean() > own["nrmse"].mean() > 0
+    assert own["rank"].shape == (10, STEPS, 9)
+    energy = tables["truth"]["spectrum"]
+    u = task.fields.read(task.fields.split("test"))[:, spectrum_leads(STEPS + 1)]
+    assert torch.allclose(energy.sum(2), u.double().flatten(3).square().mean(3).sum(2) / 2)
+
+
+def test_summaries_are_means_and_ratios_of_means(measured):
+    task, tables = measured
+    result = summarise(tables["diffusion"], tables["operator"], task, 8)
+    scores, own, base = result["scores"], tables["diffusion"], tables["operator"]
+    assert scores["nrmse"]["all"] == pytest.approx(own["nrmse"].mean().item())
+    assert scores["nrmse"]["by_lead"] == pytest.approx(own["nrmse"].mean((0, 2)).tolist())
+    assert scores["crps_ratio"]["all"] == pytest.approx(
+        (own["crps"].mean() / base["mae"].mean()).item())
+    assert scores["spread_skill"]["all"] == pytest.approx(
+        (9 / 8 * own["variance"].mean() / own["square_error"].mean()).sqrt().item())
+    assert scores["max_error"]["all"] == own["max_error"].max().item()
+    assert scores["correlation_time"]["all"] == pytest.approx(DT * STEPS)
+    size = task.fields.read(task.fields.split("test"))[:, 1:].double().flatten(3)
+    whole = (own["rmse"].square().sum(1) / size.square().mean(3).sum(1)).sqrt().mean().item()
+    assert scores["relative_l2"]["all"] == pytest.approx(whole, rel=1e-5)
+    by_channel = [scores["rmse"]["by_channel"][name]["all"] for name in ("u", "v")]
+    assert by_channel == pytest.approx(own["rmse"].mean((0, 1)).tolist())
+    assert math.isnan(scores.pop("frmse_high")["all"])  # the grid has no such wavenumbers
+    for score in scores.values():
+        if "interval" in score:
+            assert score["interval"][0] <= score["all"] <= score["interval"][1]
+        for value, low, high in zip(score.get("by_lead", ()), score.get("low", ()),
+                                    score.get("high", ()), strict=False):
+            assert low <= value <= high
+
+
+def test_a_channel_that_is_zero_is_left_out(measured):
+    task, tables = measured
+    table = {"nrmse": tables["operator"]["nrmse"].clone()}
+    table["nrmse"][2, :, 1] = math.nan
+    score = summarise(table, table, task, 1)["scores"]["nrmse"]
+    assert score["all"] == pytest.approx(table["nrmse"].nanmean(2).mean().item())
+
+
+def test_other_parameters_come_from_the_neighbour():
+    task = decaying()
+    test = task.fields.split("test")
+    s = start(task, test[3:5], test, torch.device("cpu"))
+    assert torch.equal(s.other, task.cond(test[2:4])) and not torch.equal(s.other, s.cond)
+
+
+def test_the_protocol_begins_at_the_tenth_frame(tmp_path):
+    make("burgers1d", out=tmp_path, samples=20, grid=16, frames=23, t_end=0.5)
+    fields = open_fields("burgers1d", tmp_path, stride_t=2)  # frames 0, 2, .., 22
+    given = begin(fields, "pdebench")
+    assert list(given.frames) == [18, 20, 22] and begin(fields, "initial") is fields
+    assert torch.equal(given.read([0]), fields.read([0])[:, 9:])
+    assert "the 2 frames after them count" in in_words(given.spec, "pdebench")
+    assert "published: 256 points an axis and 41 frames" in in_words(given.spec, "pdebench")
+    with pytest.raises(UsageError, match="gives 10 frames, and .* has 6 at --stride_t 4"):
+        begin(open_fields("burgers1d", tmp_path, stride_t=4), "pdebench")

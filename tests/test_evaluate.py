@@ -1,0 +1,240 @@
+"""The evaluation of a whole run: its numbers, its files, its refusals, and the table over runs."""
+
+import csv
+import json
+import math
+import re
+import shutil
+
+import pytest
+import torch
+from accelerate import Accelerator
+from launching import ROOT, launch
+
+import evaluate
+import train_consistency
+import train_diffusion
+import train_operator
+from ups.config import UsageError
+from ups.data.make import make
+from ups.eval.rollout import rollout
+from ups.stages import load_operator
+from ups.train.checkpoint import export_model, load_model
+
+SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
+TINY = ["--steps", "4", "--batch_size", "8", "--eval_every", "4", "--save_every", "4",
+        "--warmup", "2"]
+DRAWS = ["--members", "3", "--start_every", "4"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run of two tasks, one a family of two parameters, through all stages; evaluated."""
+    folder = tmp_path_factory.mktemp("base")
+    make("burgers1d", out=folder / "data", samples=40, grid=32, frames=13, t_end=0.6,
+         nu=[0.01, 0.1])
+    make("diffreact2d", out=folder / "data", samples=20, grid=16, frames=14, t_end=1.0)
+    run = ["--run", str(folder / "run")]
+    train_operator.main([*run, "--data", str(folder / "data"), "--cache", str(folder / "cache"),
+                         *TINY, *SIZES, "--tasks", "burgers1d", "diffreact2d", "--steps", "30"])
+    train_diffusion.main([*run, *TINY, *SIZES, *DRAWS, "--calls", "3"])
+    with pytest.MonkeyPatch.context() as patch:  # the teacher's own test is enough to compare with
+        patch.setattr(train_consistency, "finish_ensembles", lambda *args: None)
+        train_consistency.main([*run, *TINY, *DRAWS])
+    evaluate.main(run)
+    return folder
+
+
+def results(run, folder="evaluation"):
+    return json.loads((run / folder / "metrics.json").read_text())
+
+
+def copied(base, tmp_path, *stages):
+    for part in ("codec", "operator", *stages):
+        shutil.copytree(base / "run" / part, tmp_path / "run" / part)
+    return tmp_path / "run"
+
+
+def test_numbers_are_those_that_the_stages_reported(base):
+    about, stages = results(base / "run"), ("operator", "diffusion")
+    tests = {s: json.loads((base / "run" / s / "test.json").read_text())["tasks"] for s in stages}
+    for task, result in about["tasks"].items():
+        ours, theirs = result["forecasts"], tests["operator"][task]
+        assert result["trajectories"] == theirs["trajectories"]
+        for name in ("operator", "persistence", "codec"):
+            score = ours[name]["scores"]["nrmse"]
+            assert score["all"] == pytest.approx(theirs["nrmse_rollout"][name], rel=1e-4)
+            low, high = score["interval"]
+            assert low <= score["all"] <= high and len(score["by_lead"]) == result["steps"]
+        assert ours["one_step"]["scores"]["nrmse"]["all"] == pytest.approx(theirs["nrmse_1"], 1e-4)
+        if result["conserved"]:
+            assert ours["operator"]["scores"]["drift"]["all"] == pytest.approx(
+                theirs["conservation_drift"], rel=1e-3)
+        told = tests["diffusion"][task]  # the same members, drawn by other code
+        label, drawn = list(told["scores"])[-1], ours["diffusion"]["scores"]
+        for mine, name in (("crps", "crps"), ("spread_skill", "spread_skill"),
+                           ("nrmse", "nrmse_mean"), ("sample_nrmse", "nrmse_sample"),
+                           ("spectrum_error", "spectrum_error")):
+            lead = [drawn[mine]["by_lead"][k - 1] for k in told["leads"]]
+            assert lead == pytest.approx(told["scores"][label][name], rel=1e-3), mine
+        for stage in ("diffusion", "consistency"):
+            ranks = torch.tensor(ours[stage]["rank_histogram"])
+            assert ranks.shape == (result["steps"], 4)
+            assert torch.allclose(ranks.sum(1), torch.ones(result["steps"]))
+            ratio = ours[stage]["scores"]["crps_ratio"]["all"]
+            alone = ours["operator"]["scores"]["mae"]["all"]  # of one member CRPS is that
+            assert ratio == pytest.approx(ours[stage]["scores"]["crps"]["all"] / alone)
+    assert "shuffled" in about["tasks"]["burgers1d"]["forecasts"]
+    assert not {"shuffled", "shifted"} & set(about["tasks"]["diffreact2d"]["forecasts"])
+    channels = about["tasks"]["diffreact2d"]["forecasts"]["operator"]["scores"]["rmse"]
+    mean = sum(channels["by_channel"][name]["all"] for name in ("u", "v")) / 2
+    assert channels["all"] == pytest.approx(mean)
+
+
+def test_every_file_carries_the_definitions(base):
+    folder, about = base / "run" / "evaluation", results(base / "run")
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    assert {line.split(":")[0] for line in lines if line.startswith("#")} >= {
+        f"# {name}" for name in about["definitions"]}
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    score = about["tasks"]["burgers1d"]["forecasts"]["operator"]["scores"]["vrmse"]
+    found = {row["lead"]: row for row in rows if (row["task"], row["forecast"], row["metric"],
+             row["channel"]) == ("burgers1d", "operator", "vrmse", "mean")}
+    assert float(found["all"]["value"]) == score["all"]
+    assert [float(found[str(k)]["high"]) for k in range(1, 13)] == score["high"]
+    page = (folder / "report.html").read_text()
+    for name in ("Headline", "Error against lead time", "Error budget", "Spectra", "Calibration",
+                 "Conservation", "Physics probes", "Trajectories", "Commands", "Lineage"):
+        assert name in page
+    assert not re.search(r"https?://|\bnan\b|undefined|None", page)  # nothing is fetched or missing
+    assert about["lineage"]["operator"]["fingerprint"] in page
+    assert re.search(r"fair CRPS = mean over members", page)
+
+
+def test_two_processes_give_identical_numbers(base, tmp_path):
+    run = copied(base, tmp_path, "diffusion")
+    done = launch(ROOT / "evaluate.py", "--run", run)
+    assert done.returncode == 0, done.stderr
+    one, two = results(base / "run"), results(run)
+    assert two["versions"]["processes"] == 2
+    for task, result in two["tasks"].items():
+        for name, forecast in result["forecasts"].items():
+            same = one["tasks"][task]["forecasts"][name]
+            assert forecast["scores"] == same["scores"], (task, name)
+            assert forecast["nrmse_by_trajectory"] == same["nrmse_by_trajectory"]
+
+
+def test_pdebench_starts_from_the_tenth_frame(base, tmp_path):
+    run = copied(base, tmp_path)
+    evaluate.main(["--run", str(run), "--protocol", "pdebench"])
+    about = results(run, "evaluation_pdebench")
+    result = about["tasks"]["burgers1d"]
+    assert result["steps"] == 3 and "do not compare" in result["protocol"]
+    assert about["tasks"]["diffreact2d"]["steps"] == 4  # stored frame 9, of which 10 .. 13 count
+    operator = load_operator(run)
+    cfg = evaluate.Config(run=str(run))
+    task = evaluate.open_data(Accelerator(cpu=True), cfg, operator)[0]
+    chosen = task.fields.split("test")
+    u = task.fields.read(chosen)
+    z = rollout(operator.model, task.pad(task.codec.encode(u[:, 9])), 3,
+                torch.full((len(u),), task.fields.spec.dt), task.cond(chosen))
+    p = torch.stack([task.codec.decode(task.trim(z[:, k])) for k in range(3)], 1)
+    error = ((p - u[:, 10:]).square().sum((2, 3)) / u[:, 10:].square().sum((2, 3))).sqrt()
+    assert result["forecasts"]["operator"]["scores"]["nrmse"]["by_lead"] == pytest.approx(
+        error.mean(0).tolist(), rel=1e-4)
+
+
+def test_a_failure_leaves_the_earlier_report(base, tmp_path, monkeypatch):
+    run = copied(base, tmp_path)
+    flags = ["--run", str(run), "--trajectories", "2"]
+    evaluate.main(flags)
+    before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
+    assert set(before) == {"metrics.json", "metrics.csv", "report.html"}
+
+    def broken(about, pictures):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("ups.eval.outputs.page", broken)
+    with pytest.raises(OSError, match="no space"):
+        evaluate.main(flags)
+    assert {p.name: p.read_bytes() for p in (run / "evaluation").iterdir()} == before
+
+
+def other_weights(folder):
+    """Replace an exported model by one of the same sizes, sound in itself."""
+    config, tensors = load_model(folder)
+    del config["fingerprint"]
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    export_model(folder, tensors | {name: tensors[name] + 1}, config)
+
+
+@pytest.mark.parametrize("how, flags, words", [
+    ("name", ["--run", "{run}s"], "there is no run .*runs; the nearest is .*run"),
+    ("no operator", [], "there is no such stage yet; train it first with .*train_operator.py"),
+    ("stopped", [], "is not finished .*stopped"),
+    ("short", ["--protocol", "pdebench"], "gives 13 frames, and .* has 13 at --stride_t 1; use"),
+    ("no codec", [], "codec .* is missing"),
+    ("other codec", [], "trained with another codec of burgers1d"),
+    ("other operator", [], "trained for another operator"),
+    ("protocol", ["--protocol", "well"], "--protocol well: it is initial or pdebench"),
+    ("guard", ["--guards", "positive"], "the guard positive makes no sense here"),
+    ("members", ["--members", "1"], "needs at least 2"),
+])
+def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, words):
+    run = copied(base, tmp_path, "diffusion")
+    if how == "no operator":
+        shutil.rmtree(run / "operator")
+    elif how == "stopped":
+        (run / "operator" / "exit.json").write_text('{"status": "stopped", "step": 3}')
+    elif how == "short":
+        monkeypatch.setattr("ups.eval.protocol.GIVEN", 13)
+    elif how == "no codec":
+        shutil.rmtree(run / "codec" / "burgers1d")
+    elif how.startswith("other"):
+        part = "codec/burgers1d" if how == "other codec" else "operator"
+        other_weights(run / part / "model")
+    with pytest.raises(UsageError, match=words) as caught:
+        evaluate.main(["--run", str(run), *(flag.format(run=run) for flag in flags)])
+    assert "\n" not in str(caught.value)
+    assert not (run / "evaluation").exists() and not (run / "evaluation_pdebench").exists()
+
+
+def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
+    run = copied(base, tmp_path)
+    path = run / "operator" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lr": 0.125}))
+    evaluate.main(["--compare", str(run), str(base / "run")])
+    shown = capsys.readouterr().out
+    head = shown.splitlines()[0]
+    assert "nRMSE" in head and "lr" in head and "batch_size" not in head
+    assert "0.125" in shown and "+ student CRPS" in head
+    value = results(base / "run")["tasks"]["burgers1d"]["forecasts"]["operator"]["scores"]["nrmse"]
+    assert f"{value['all']:#.3g}" in shown
+    page = (tmp_path / "compare.html").read_text()
+    assert "They differ in" in page and "class=sortable" in page
+    with pytest.raises(UsageError, match="at least two"):
+        evaluate.main(["--compare", str(run)])
+    (run / "operator" / "test.json").unlink()
+    with pytest.raises(UsageError, match="has no numbers yet; make them with"):
+        evaluate.main(["--compare", str(run), str(base / "run")])
+
+
+def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):
+    stage = tmp_path / "run" / "steady"
+    stage.mkdir(parents=True)
+    (stage / "exit.json").write_text('{"status": "done", "step": 3}')
+    (stage / "test.json").write_text('{"definition": "how", "tasks": {"darcy2d": {"x": 0.125}}}')
+    evaluate.main(["--run", str(tmp_path / "run")])
+    assert results(tmp_path / "run")["steady"]["tasks"]["darcy2d"]["x"] == 0.125
+    page = (tmp_path / "run" / "evaluation" / "report.html").read_text()
+    assert "tasks / darcy2d / x" in page and "0.125" in page
+
+
+def test_intervals_cover_what_they_should(base):
+    """Of a mean of n trajectories: about two standard errors to each side."""
+    one = results(base / "run")["tasks"]["burgers1d"]["forecasts"]["operator"]
+    values = torch.tensor(one["nrmse_by_trajectory"], dtype=torch.float64)
+    low, high = one["scores"]["nrmse"]["interval"]
+    assert one["scores"]["nrmse"]["all"] == pytest.approx(values.mean().item())
+    error = values.std(correction=0).item() / math.sqrt(len(values))
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.25)
