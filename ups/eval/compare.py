@@ -39,7 +39,8 @@ def compare(runs, folder="evaluation"):
               if len({str(values[name]) for values in settings.values() if name in values}) > 1]
     for row in rows:
         row |= {name: settings[row["run"]].get(name) for name in differ}
-    known = ["run", "task", *COLUMNS.values(), "ms", *differ]
+    known = ["run", "task", "nRMSE", *(name for name in differ if ": " not in name),
+             *list(COLUMNS.values())[1:], "ms", *(name for name in differ if ": " in name)]
     head = [name for name in known if any(row.get(name) is not None for row in rows)]
     print(as_text(head, rows))
     path = Path(runs[0]).parent / "compare.html"
@@ -70,14 +71,14 @@ def read_run(run, folder):
     if not rows:
         raise UsageError(f"{run} has no numbers yet; make them with `accelerate launch evaluate.py "
                          f"--run {run}`.")
-    systems = {field.name for field in dataclasses.fields(RunConfig)} - {"data"}
+    skipped = {field.name for field in dataclasses.fields(RunConfig)} - {"data"} | {"tasks"}
     settings = {}
     for path in sorted(run.glob("*/config.json")):
         prefix = "" if path.parent.name == "operator" else f"{path.parent.name}: "
         settings |= {prefix + key: value for key, value in read_json(path).items()
-                     if key not in systems}
+                     if key not in skipped}
     settings |= {f"evaluation: {key}": value for key, value in about.get("evaluation", {}).items()
-                 if key not in ("run", "compare", "data")}
+                 if key in ("trajectories", "members", "calls", "guards", "seed")}
     return rows, settings
 
 
@@ -97,11 +98,13 @@ def as_text(head, rows):
 
 
 def as_page(head, rows, differ):
-    cells = "".join(
-        "<tr>" + "".join(f"<t{tag} data-value='{escape(str(row.get(name, '')))}'>"
-                         f"{escape(show(row.get(name)))}</t{tag}>"
-                         for name, tag in zip(head, "h" + "d" * len(head), strict=False)) + "</tr>"
-        for row in rows)
+    def cell(value, tag):
+        plain = "" if value is None else escape(str(value))
+        return f"<{tag} data-value='{plain}'>{escape(show(value))}</{tag}>"
+
+    cells = "".join("<tr>" + cell(row[head[0]], "th")
+                    + "".join(cell(row.get(name), "td") for name in head[1:]) + "</tr>"
+                    for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     text = (f"They differ in {', '.join(differ)}." if differ else
             "Their configurations do not differ.")

@@ -33,7 +33,8 @@ th, td { padding: 5px 14px 5px 0; text-align: right; white-space: nowrap; vertic
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--back);
   font-weight: 500 }
 thead th { color: var(--soft); font-weight: 500 }
-th.sort { cursor: pointer } th.sort::after { content: " \\2195" }
+th.sort { cursor: pointer; white-space: normal; vertical-align: bottom }
+th.sort::after { content: "\\a0\\2195" }
 small { display: block; color: var(--soft); font-size: .8em; font-weight: 400 }
 .budget { width: 100% } .budget td:nth-child(3) { min-width: 140px; width: 26% }
 .bar { height: 1em; margin-top: .25em; background: currentColor; border-radius: 2px;
@@ -105,7 +106,7 @@ for (const table of document.querySelectorAll('table.sortable'))  // a click on 
   table.querySelectorAll('thead th').forEach((head, i) => {
     head.className = 'sort'
     head.onclick = () => {
-      const key = row => row.cells[i].dataset.value ?? row.cells[i].textContent
+      const key = row => row.cells[i].dataset.value || Infinity  // what is missing comes last
       const less = (a, b) => isNaN(a) || isNaN(b) ? String(a).localeCompare(b) : a - b
       const rows = [...table.tBodies[0].rows].sort((a, b) => less(key(a), key(b)))
       head.down = !head.down
