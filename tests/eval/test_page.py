@@ -36,14 +36,18 @@ h.click(); const up = column(); h.click(); return [up, column()] })()"""
 @pytest.fixture(scope="module")
 def report():
     """A page of two tasks, in one and two dimensions, with ensembles."""
-    stage = types.SimpleNamespace(model=operator)
     draw = types.SimpleNamespace(model=Corrector(), settings=types.SimpleNamespace(
         members=6, calls=1, correct_every=1))
+    return written(operator, [decaying(), decaying("ns2d", (12, 8))], diffusion=draw,
+                   consistency=draw)
+
+
+def written(operator, tasks, **stages):
+    stages = {"operator": types.SimpleNamespace(model=operator), **stages}
     results, pictures = {}, {}
-    for index, task in enumerate([decaying(), decaying("ns2d", (12, 8))]):
+    for index, task in enumerate(tasks):
         results[task.name], pictures[task.name] = evaluate.evaluate(
-            Accelerator(cpu=True), evaluate.Config(), task, index,
-            {"operator": stage, "diffusion": draw, "consistency": draw})
+            Accelerator(cpu=True), evaluate.Config(), task, index, stages)
     about = clean({"run": "runs/<b>", "tasks": results, "steady": {}, "definitions": DEFINITIONS,
                    "evaluation": {"protocol": "initial"}, "lineage": {"operator": "f00d"},
                    "config": {"operator": {"lr": 0.125}}, "versions": {"torch": "2"}})
@@ -120,6 +124,11 @@ def test_the_page_is_sound_and_holds_every_section_once_for_each_task(report):
     assert report.count("class=card>") == 6 and report.count("class=film") == 3 * 5
     assert not re.search(r"https?://|\bnan\b|undefined", report)
     assert "train_operator.py --config runs/&lt;b&gt;/operator/config.json" in report
+
+
+def test_a_roll_out_that_leaves_all_bounds_still_has_a_page():
+    wild = written(lambda z, *args: 1e9 * z, [decaying(samples=2)]).partition("<script>")[0]
+    assert wild.count("class=card>") == 3 and not re.search(r"Infinity|NaN|\bnan\b|\binf\b", wild)
 
 
 def test_a_chart_puts_values_where_they_belong():

@@ -56,8 +56,9 @@ def chart(title, x, series, xlabel, ylabel, log=False, logx=False, line=None, ba
                       for a, b, va, vb in points]
             continue
         if low and len(points) > 1:
-            edge = [(xpos(a), ypos(max(v, floor))) for a, v in zip(x, high, strict=True)]
-            edge += [(xpos(a), ypos(max(v, floor))) for a, v in zip(x, low, strict=True)][::-1]
+            ends = [(xpos(a), ypos(max(b, floor)), ypos(max(t, floor))) for a, b, t in
+                    zip(x, low, high, strict=True) if b is not None and t is not None]
+            edge = [(a, top) for a, _, top in ends] + [(a, bottom) for a, bottom, _ in ends][::-1]
             parts.append(f'<polygon class="band {kind}" points="{_path(edge)}" />')
         path = _path([(a, b) for a, b, *_ in points])
         parts.append(f'<polyline class="curve {kind}" points="{path}" />')

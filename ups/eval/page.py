@@ -7,6 +7,7 @@ the commands that reproduce it. Everything is drawn from metrics.json but the pi
 
 import base64
 import json
+import math
 from html import escape
 from pathlib import Path
 from string import Template
@@ -87,8 +88,7 @@ def _headline(result, scored):
 
 def _lead_times(result, scored):
     names = [name for name in scored if name != "one_step"]
-    whole = {name: scored[name]["scores"]["nrmse"]["all"] for name in scored}
-    if whole["codec"] < 1e-3 * whole["operator"]:
+    if _error(scored["codec"]) < 1e-3 * _error(scored["operator"]):
         names.remove("codec")  # next to nothing: it would press all other curves together
     return ("<h3>Error against lead time</h3>" + _figures(
         _over(result, scored, "nrmse", names, "All forecasts", "nRMSE", log=True),
@@ -139,8 +139,8 @@ def _calibration(result, scored):
 def _budget(scored):
     order = [name for name in ("codec", "one_step", "operator", "guarded", *ENSEMBLES)
              if name in scored]
-    value = {name: scored[name]["scores"]["nrmse"]["all"] for name in order}
-    rows, most = [], max(value.values())
+    value = {name: _error(scored[name]) for name in order}
+    rows, most = [], max(v for v in value.values() if v < math.inf)
     for name in order:
         one, gains, calls = scored[name], [], "0" if name == "codec" else "1"
         if name in ("guarded", *ENSEMBLES):
@@ -148,9 +148,10 @@ def _budget(scored):
         if name in ENSEMBLES:
             gains.append(f"CRPS {_change(one['scores']['crps_ratio'])}")
             calls = f"1 + {one['members']} x {one['calls']}"
+        width = 100 * min(1, value[name] / most)
         rows.append([key(name, LABELS[name]), number(value[name]),
-                     f'<div class="bar {name}" style="width:{100 * value[name] / most:.1f}%">'
-                     "</div>", "<br>".join(gains) or "&ndash;", number(one["milliseconds"]), calls])
+                     f'<div class="bar {name}" style="width:{width:.1f}%"></div>',
+                     "<br>".join(gains) or "&ndash;", number(one["milliseconds"]), calls])
     head = ["part", "nRMSE", "", "against the operator", "ms", "network calls"]
     return ("<h3>Error budget</h3><p>What each part costs and gains, over all steps. An ensemble "
             "is judged by its mean (nRMSE) and as a whole (CRPS against the operator's absolute "
@@ -158,7 +159,15 @@ def _budget(scored):
             f"included, in batches, on the device below.</p>{_table(head, rows, 'budget')}")
 
 
+def _error(one):
+    """nRMSE over all steps; infinite where the roll-out left all bounds."""
+    error = one["scores"]["nrmse"]["all"]
+    return math.inf if error is None else error
+
+
 def _change(ratio):
+    if None in (ratio["all"], *ratio["interval"]):
+        return "&ndash;"
     low, high = (f"{100 * (end - 1):+.0f}" for end in ratio["interval"])
     return f"{100 * (ratio['all'] - 1):+.0f} % <i>({low} to {high})</i>"
 

@@ -5,6 +5,7 @@ and films, which are one tall PNG each that a slider moves behind its window.
 """
 
 import json
+import math
 from html import escape
 
 import numpy as np
@@ -22,10 +23,13 @@ def trajectories(result, pictures):
     spec, cards = pictures["spec"], []
     fields = {name: field.numpy() for name, field in pictures["fields"].items()
               if name != "guarded"}
-    scores = sorted(result["forecasts"]["operator"]["nrmse_by_trajectory"])
-    scores = scores[0], scores[len(scores) // 2], scores[-1]
+    scores = [math.inf if score is None else score for score in
+              result["forecasts"]["operator"]["nrmse_by_trajectory"]]
+    scores = sorted(scores)[0], sorted(scores)[len(scores) // 2], sorted(scores)[-1]
     for i, choice in enumerate(CHOICE):
-        one = {name: value[i] for name, value in fields.items()}
+        most = 10 * np.abs(fields["truth"][i]).max()  # a roll-out may leave all bounds
+        one = {name: np.nan_to_num(value[i], nan=most).clip(-most, most)
+               for name, value in fields.items()}
         while one["truth"].ndim > 3:  # the middle slice
             one = {name: value[:, value.shape[1] // 2] for name, value in one.items()}
         one = {"truth": one["truth"], "operator": one["operator"],
@@ -68,9 +72,10 @@ def _frames(count):
 
 
 def _card(body, times, **data):
+    data = json.dumps({"times": times, **data}, allow_nan=False)
     return (f"{body}<div class=play><button>play</button><input type=range min=0 step=1 "
             f"max={len(times) - 1} value={len(times) - 1} aria-label=time><output></output></div>"
-            f"<script type=application/json>{json.dumps({'times': times, **data})}</script>")
+            f"<script type=application/json>{data}</script>")
 
 
 def _curves(one, spec):
@@ -80,11 +85,11 @@ def _curves(one, spec):
     frames = _frames(len(one["truth"]))
     names = [name for name in one if name != "error" and " " not in name]
     values = {name: one[name][frames] for name in names}
-    low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
-    scale = (HEIGHT - 60) / max(high - low, 1e-12)
+    low, high = one["truth"].min(), one["truth"].max()
+    scale = (HEIGHT - 80) / max(high - low, 1e-12)
 
     def pixels(rows):
-        return (HEIGHT - 40 - (rows - low) * scale).round(1).tolist()
+        return (HEIGHT - 50 - (rows - low) * scale).round(1).tolist()
 
     x = np.linspace(LEFT - 10, WIDTH - 4, one["truth"].shape[1]).round(1).tolist()
     data, extra = {"x": x, "curves": {n: pixels(values[n]) for n in names}}, ""
