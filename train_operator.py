@@ -102,7 +102,8 @@ def augmented(batch, tasks):
     if "noise" not in batch:
         return z, z[:, 0]
     white = tasks[batch["task"]].white  # on the grid: channels that count less get more
-    return z, z[:, 0] + batch["level"][:, None, None] * white * batch["noise"]
+    free = batch["noise"] - batch["noise"].mean(1, keepdim=True)  # a moved mean may be for ever
+    return z, z[:, 0] + batch["level"][:, None, None] * white * free
 
 
 def prepared(batch, cfg, tasks):

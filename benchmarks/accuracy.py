@@ -118,6 +118,7 @@ BASELINES = {"fno": (FNO, FNORecipe), "unet": (UNet, UNetRecipe)}
 class Stepper(nn.Module):
     """u (B, C, *grid) -> the next frame, in physical units: normalised, a net for the change.
 
+    What the equation conserves is taken out of the change, as in our operator.
     The net also sees log10 of dt and of the PDE's parameters, and the coordinates where the
     equation depends on the place: x itself in a closed domain, waves along a forced periodic axis.
     """
@@ -137,7 +138,9 @@ class Stepper(nn.Module):
         places = torch.stack(planes) if planes else torch.zeros(0, *spec.grid)
         inputs = len(spec.channels) + len(places) + 1 + len(spec.params)
         self.net = net(config, inputs, len(spec.channels), spec.grid, periodic)
-        for name, value in {"places": places, "mean": mean, "std": std}.items():
+        kept = torch.tensor([float(c in task.conserved) for c in spec.channels])
+        kept = kept.view(-1, *[1] * len(spec.grid))
+        for name, value in {"places": places, "mean": mean, "std": std, "kept": kept}.items():
             self.register_buffer(name, value)
 
     def forward(self, u, cond):
@@ -146,7 +149,12 @@ class Stepper(nn.Module):
         grid = (1,) * (u.ndim - 2)
         cond = cond.view(*cond.shape, *grid).expand(*cond.shape, *u.shape[2:])
         places = self.places.expand(len(u), *self.places.shape)
-        return u + self.std * self.net(torch.cat([x, cond, places], 1))
+        update = self.net(torch.cat([x, cond, places], 1))
+        return u + self.std * (update - self.kept * update.mean(grid_axes(u), keepdim=True))
+
+
+def grid_axes(u):
+    return tuple(range(2, u.ndim))
 
 
 def conditions(fields, indices, device):
@@ -234,7 +242,9 @@ def train_baseline(cell, folder, alone):
         first = torch.randint(frames - unroll, (cfg.batch_size,), device=device)
         window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
         level = cfg.noise * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
-        p, c, loss = window[0] + level * model.std * torch.randn_like(window[0]), cond[row], 0.0
+        draw = torch.randn_like(window[0])
+        draw = draw - draw.mean(grid_axes(draw), keepdim=True)
+        p, c, loss = window[0] + level * model.std * draw, cond[row], 0.0
         for y in window[1:]:
             p = model(p, c)
             error = ((p - y) / model.std).flatten(1).square().sum(1)

@@ -7,6 +7,8 @@ made from; what does not belong together is refused.
 """
 
 import dataclasses
+import functools
+import math
 from pathlib import Path
 
 import torch
@@ -36,7 +38,7 @@ class TaskLatents:
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
 
-    @property
+    @functools.cached_property
     def spec(self):
         """What an operator must know of the task."""
         spec = self.codec.spec
@@ -44,7 +46,20 @@ class TaskLatents:
         forced = tuple(3 - len(axes) + axes.index(axis) for axis in TASKS[self.name].forced)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width,
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
-                        forced)
+                        forced, self._kept())
+
+    def _kept(self):
+        """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).
+
+        Nothing for a learned codec, whose decoder is not linear.
+        """
+        width = self.codec.spec.width
+        if not self.conserved or self.codec.config["kind"] != "patch":
+            return ()
+        z = torch.eye(width + 1, width, device=self.codec.weight.device)[:, None]  # last: zero
+        z = z.expand(-1, math.prod(self.codec.spec.tokens), -1)
+        means = self.codec.decode(z)[:, self.conserved].flatten(2).mean(2)  # (D + 1, C)
+        return tuple(map(tuple, (means[:-1] - means[-1]).T.tolist()))
 
     @property
     def conserved(self):

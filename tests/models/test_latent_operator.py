@@ -198,3 +198,15 @@ def test_windows_join_neighbours_only(n, periodic, shifted, reached):
     y = x + torch.nn.functional.pad(torch.ones(1, 8), (0, 0, 0, n - 1))
     change = (mixer(y, grid) - mixer(x, grid)).abs().amax((0, 1, 2, 4))
     assert change.nonzero().flatten().tolist() == reached
+
+
+@each_body
+def test_what_the_equation_conserves_never_changes(body):
+    """The mean over tokens of w . z, whatever the weights; other means move."""
+    w = (0.5, -1.0, 0.25, 2.0)
+    model = make(body, [TaskSpec("line", LINE.tokens, 4, True, ("nu",), kept=(w,)), PLATE]).double()
+    torch.nn.init.normal_(model.body.out.weight)
+    z0 = torch.randn(3, 32, 6, dtype=torch.float64)
+    z1 = model(z0, torch.ones(3).double(), torch.zeros(3, 2).double())
+    moved = (z1 - z0)[..., :4].mean(1)
+    assert (moved @ torch.tensor(w).double()).abs().max() < 1e-6 < 0.01 < moved.abs().max()

@@ -24,8 +24,8 @@ from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
 
 SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
-LADDER = noise_levels(12, *SIGMAS, rho=20.0)  # along which a teacher is distilled
-JUMPS = (0, 4)  # places in it of the student's first and second call
+LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
+JUMPS = (0, 3)  # places in it of the student's first and second call
 
 
 class Corrector(nn.Module):

@@ -60,22 +60,33 @@ class TaskSpec:
     periodic: bool
     params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
     forced: tuple[int, ...] = ()  # axes of `tokens` along which the equation depends on the place
+    kept: tuple[tuple[float, ...], ...] = ()  # w (D,) for which the mean of w . z never changes
 
 
 class LatentOperator(nn.Module):
-    """z1_hat = z0 + update; channels beyond the task's own width are passed on unchanged."""
+    """z1_hat = z0 + update; channels beyond the task's own width are passed on unchanged.
+
+    What the equation conserves is taken out of the update: half of the error of a long roll-out of
+    Burgers' equation was the drift of the mean.
+    """
 
     def __init__(self, config, tasks):
         super().__init__()
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
         self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
+        for index, spec in enumerate(self.tasks):
+            q = torch.linalg.qr(torch.tensor(spec.kept).reshape(-1, spec.width).T)[0]
+            self.register_buffer(f"kept{index}", q @ q.T, persistent=False)  # (D, D)
 
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
         update = self.body(z0, torch.log10(dt)[:, None], cond, task, tokens)
         width = self.tasks[task].width
-        return z0 + F.pad(update[..., :width], (0, self.width - width))
+        update = update[..., :width]
+        if self.tasks[task].kept:
+            update = update - update.mean(1, keepdim=True) @ self.get_buffer(f"kept{task}")
+        return z0 + F.pad(update, (0, self.width - width))
 
 
 class TokenBody(nn.Module):
