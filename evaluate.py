@@ -59,7 +59,7 @@ class Config:
 
 
 def find_stages(run):
-    """{stage: Loaded} of the operator and its correctors, and what a steady prior has reported."""
+    """{stage: Loaded} of the operator and its correctors; the test.json of a steady prior."""
     if not run.is_dir():
         there = sorted(p.name for p in run.parent.iterdir()) if run.parent.is_dir() else []
         near = difflib.get_close_matches(run.name, there, n=1)
@@ -151,6 +151,11 @@ def main(argv=None):
                      "accelerate": accelerate.__version__, "numpy": numpy.__version__,
                      "device": str(accelerator.device), "machine": platform.machine(),
                      "processes": accelerator.num_processes}}
+    if steady:
+        model = read_json(run / "steady" / "model" / "config.json")
+        about["lineage"]["steady"] = {"fingerprint": model.get("fingerprint"),
+                                      "built on": model.get("lineage")}
+        about["config"]["steady"] = read_json(run / "steady" / "config.json")
     if accelerator.is_main_process:
         print(headline(about))
     pictures = {name: shown for name, (_, shown) in results.items()}

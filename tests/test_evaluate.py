@@ -223,11 +223,12 @@ def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):
     stage = tmp_path / "run" / "steady"
     stage.mkdir(parents=True)
     (stage / "exit.json").write_text('{"status": "done", "step": 3}')
-    (stage / "test.json").write_text('{"definition": "how", "tasks": {"darcy2d": {"x": 0.125}}}')
+    (stage / "test.json").write_text(json.dumps({
+        "definition": "how", "split": "test", "tasks": {"darcy2d": {"error": {"x": 0.125}}}}))
     evaluate.main(["--run", str(tmp_path / "run")])
-    assert results(tmp_path / "run")["steady"]["tasks"]["darcy2d"]["x"] == 0.125
+    assert results(tmp_path / "run")["steady"]["tasks"]["darcy2d"]["error"]["x"] == 0.125
     page = (tmp_path / "run" / "evaluation" / "report.html").read_text()
-    assert "tasks / darcy2d / x" in page and "0.125" in page
+    assert "error / x" in page and "0.125" in page and "train_steady.py" in page
 
 
 def test_intervals_cover_what_they_should(base):

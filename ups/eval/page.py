@@ -228,13 +228,15 @@ def _steady(about):
         else:
             yield [escape(name), number(value) if isinstance(value, float) else escape(str(value))]
 
-    values = {key: value for key, value in about["steady"].items() if key != "definition"}
+    tables = "".join(f"<h3>{escape(task)}</h3>{_table(['', ''], list(rows(result)))}"
+                     for task, result in about["steady"]["tasks"].items())
     pictures = "".join(
         f"<img alt='{escape(path.name)}' src='data:image/png;base64,"
         f"{base64.b64encode(path.read_bytes()).decode()}'>"
         for path in sorted((Path(about["run"]) / "steady").glob("*.png")))
-    return (f"<section><h2>Steady prior</h2><p>{escape(str(about['steady'].get('definition', '')))}"
-            f"</p>{_table(['test split', ''], list(rows(values)))}{pictures}</section>")
+    about = f"{about['steady']['split']} split. {about['steady']['definition']}"
+    return (f"<section><h2>Steady prior</h2><p>Its own test: {escape(about)}</p>{tables}{pictures}"
+            "</section>")
 
 
 def _about(about):
@@ -242,9 +244,8 @@ def _about(about):
         return f"<pre>{escape(json.dumps(value, indent=1))}</pre>"
 
     run, again = about["run"], "runs/again"
-    stages = [*about["config"], *(["steady"] if about["steady"] else [])]
     lines = [f"accelerate launch train_{stage}.py --config {run}/{stage}/config.json --run {again}"
-             for stage in stages]
+             for stage in about["config"]]
     flags = " ".join(f"--{key} {value}" for key, value in about["evaluation"].items()
                      if value and key not in ("run", "compare"))
     lines.append(f"accelerate launch evaluate.py --run {again} {flags}")
