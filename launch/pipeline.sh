@@ -3,8 +3,9 @@
 #
 #     launch/pipeline.sh runs/burgers1d accelerate_configs/2gpu.yaml [--tasks ns2d --compile ...]
 #
-# Further flags go to every stage; RUN/STAGE.yaml, where it exists, configures one (--config). Run the same command
-# again to go on: a stage resumes, or says that it is finished. Stops at the first failure, with its exit code.
+# Further flags go to the operator, whose tasks and data the later stages take over; those of the machine (--compile,
+# --wandb, ..) to every stage. RUN/STAGE.yaml, where it exists, configures one (--config). Run the same command again
+# to go on: a stage resumes, or says that it is finished. Stops at the first failure, with its exit code.
 # A stage that dies while it trains (a lost machine, no memory) is started again, at most RESTARTS times.
 #
 # Several machines on one shared file system: the same command on each, with MACHINES, MACHINE_RANK, MAIN_IP,
@@ -18,10 +19,14 @@ fi
 run=$1 config=accelerate_configs/1gpu.yaml
 shift
 case ${1:-} in *.yaml | *.yml) config=$1 && shift ;; esac
-flags=("$@")
+flags=("$@") machine=()
 data=data
 while [ $# -gt 0 ]; do
     [ "$1" = --data ] && data=${2:-data}
+    case $1 in
+        --compile | --debug) machine+=("$1") ;;
+        --data | --cache | --workers | --prefetch | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
+    esac
     shift
 done
 launch=(accelerate launch --config_file "$config")
@@ -69,7 +74,8 @@ validate() { # again only where a file is new
 }
 
 stage() {
-    local name=$1 script=train_$1.py args=(--run "$run" ${flags[@]+"${flags[@]}"})
+    local name=$1 script=train_$1.py args=(--run "$run")
+    [ "$name" = operator ] && args+=(${flags[@]+"${flags[@]}"}) || args+=(${machine[@]+"${machine[@]}"})
     [ -f "$script" ] || return 0
     [ -f "$run/$name.yaml" ] && args+=(--config "$run/$name.yaml")
     if [ ! -d "$run/$name/checkpoints" ]; then

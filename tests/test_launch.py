@@ -109,8 +109,12 @@ def test_a_signal_then_the_same_command_then_nothing_left_to_do(checkout):
     assert code == 0, err
     assert f"resuming from runs/x/operator/checkpoints/step_{end['step']}" in out
     assert "--dry_run" not in out and [step for step, _ in losses(stage)] == list(range(1, 13))
-    code, out, _ = ended(pipeline(checkout, shim=True))
+    for script in ("train_diffusion.py", "evaluate.py"):
+        (checkout / script).write_text("import sys; print(*sys.argv)")
+    code, out, _ = ended(pipeline(checkout, "--micro_batch", "3", shim=True))
     assert code == 0 and "is finished (step 12)" in out and "resuming" not in out
+    assert "train_diffusion.py --run runs/x --cache cache\n" in out  # no steps, no micro-batch
+    assert out.splitlines()[-1] == "evaluate.py --run runs/x"
 
 
 def test_it_stops_at_the_first_failure_and_restarts_only_what_died(checkout):
