@@ -22,6 +22,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -58,7 +59,8 @@ class Cell:
         for source in map(Path, args.link):
             if not (self.run / source.name).exists():
                 (self.run / source.name).symlink_to(source.resolve())
-        env = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
+        env = {"ACCELERATE_MIXED_PRECISION": "no"} | os.environ  # as of a launcher: ends with us
+        env |= {"CUDA_VISIBLE_DEVICES": device} if device else {}
         call = [sys.executable, args.script, *self.flags, "--run", self.run, *more]
         with open(self.run / "log.txt", "w") as log:  # own session: Ctrl-C comes to us alone
             return subprocess.Popen(list(map(str, call)), env=env, stdout=log, stderr=log,
@@ -210,4 +212,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background, too
+        signal.signal(number, signal.default_int_handler)
     command(main)

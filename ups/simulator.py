@@ -95,10 +95,9 @@ class Simulator:
             states = _states(step, z, leads, *where)
         else:
             how = self.corrector.settings
-            draw = SimpleNamespace(draw=guard.after(self.corrector.model.draw))
             noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
             rows = len(z) * members if guard.names else 4096  # a guard must see all of them
-            states = corrected(step, draw, z, leads[-1], *where, noise, how.calls,
+            states = corrected(step, self.corrector.model, z, leads[-1], *where, noise, how.calls,
                                how.correct_every, leads, rows)
         out, home = [], u0.device if torch.is_tensor(u0) else "cpu"
         for _, z in states:  # (B, N, D) or (B, M, N, D)

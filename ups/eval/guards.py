@@ -67,6 +67,8 @@ class Guard:
 
     def fields(self, u):
         """Project fields (B * k, C, *grid)."""
+        if not self.names:
+            return u
         u, means = u.clone(), self.means.repeat_interleave(len(u) // len(self.means), 0)
         for c in self.held:
             u[:, c] += (means - self._mean(u))[:, c].to(u)
