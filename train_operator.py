@@ -27,6 +27,7 @@ from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import warmup_cosine
 from ups.train.step import Backward, Captured, compile_model
@@ -154,8 +155,8 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
-                                      fused=True, capturable=True)
+        optimizer = Muon(model, model.body.stages, lr, weight_decay=cfg.weight_decay, fused=True,
+                         capturable=True)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare

@@ -1,0 +1,73 @@
+"""Muon (Jordan et al. 2024): the momentum of a matrix of weights, made orthogonal, is its update.
+
+    M <- m M + (1 - m) G        G' = m M + (1 - m) G = U S V^T        W <- W - lr scale U V^T
+
+Every direction of the update has the same size, so that rare directions of the gradient are learned
+as fast as the dominant ones. U V^T comes from five Newton-Schulz steps on G' / |G'|: odd
+polynomials that send all singular values near one, in matrix products alone. `scale` gives entries
+a root mean square of RMS, so that one learning rate serves both this and AdamW, which
+takes all other weights: biases, embeddings, the first and the last layer.
+"""
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+RMS = 0.4
+A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW for `model`, but for the matrices inside `hidden`, a part of it."""
+
+    def __init__(self, model, hidden, lr, momentum=0.95, **options):
+        self.momentum = momentum
+        matrices = {p: None for p in hidden.parameters() if p.ndim > 1}
+        others = [p for p in model.parameters() if p not in matrices]
+        super().__init__([{"params": list(matrices), "muon": True},
+                          {"params": others, "muon": False}], lr, **options)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        group = next(group for group in self.param_groups if group["muon"])
+        params = [p for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in params]
+        for p in params:
+            p.grad = None  # AdamW leaves these alone
+        super().step()
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+            if "momentum" not in self.state[p]:  # AdamW expects a step in every state
+                self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
+        means = [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(means, grads, 1 - self.momentum)
+        updates = orthogonal(torch._foreach_lerp(grads, means, self.momentum))
+        torch._foreach_mul_(updates, group["lr"])
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_sub_(params, updates)
+
+
+def orthogonal(tensors):
+    """U V^T of every matrix, scaled; matrices of one shape go through the products together.
+
+    A tensor of four axes is a batch of matrices over its first two, others have rows x rest.
+    """
+    stacks, out = {}, list(tensors)
+    for i, tensor in enumerate(tensors):
+        x = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        x = x.flatten(0, 1) if x.ndim == 4 else x.flatten(1)[None]
+        tall = x.shape[1] > x.shape[2]
+        x = x.mT if tall else x  # (n, r, c) with r <= c
+        stacks.setdefault(x.shape[1:], []).append((i, tall, x))
+    for shape, members in stacks.items():
+        x = torch.cat([x for _, _, x in members])
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
+        for _ in range(5):
+            y = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(y, y, y, beta=B, alpha=C), x, beta=A)
+        x = (RMS * shape[1] ** 0.5 * x).split([len(x) for _, _, x in members])
+        for (i, tall, _), new in zip(members, x, strict=True):
+            new = (new.mT if tall else new).reshape(tensors[i].shape)
+            if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
+                new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
+            out[i] = new
+    return out
