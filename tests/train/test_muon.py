@@ -1,0 +1,66 @@
+"""Muon against the singular value decomposition, AdamW beside it, its state saved and loaded."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ups.train.muon import RMS, Muon, orthogonal
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 6, 10)])
+def test_an_update_keeps_the_singular_vectors_and_evens_out_the_values(shape):
+    g = torch.randn(shape, dtype=torch.float64)
+    one, = orthogonal([g])
+    _, again, _ = orthogonal([torch.ones_like(g), 1e-6 * g, torch.randn_like(g)])
+    assert torch.allclose(one, again)  # neither its size nor its neighbours matter
+    matrices = [x.flatten(0, 1) if x.ndim == 4 else x.flatten(1)[None] for x in (g, one)]
+    u, _, v = torch.linalg.svd(matrices[0], full_matrices=False)
+    inner = u.mT @ matrices[1] @ v.mT / (RMS * max(matrices[0].shape[1:]) ** 0.5)
+    values = inner.diagonal(dim1=1, dim2=2)
+    assert torch.allclose(inner, torch.diag_embed(values), atol=1e-9)
+    assert 0.6 < values.min() and values.max() < 1.25
+    assert orthogonal([torch.zeros(shape)])[0].abs().max() == 0
+
+
+def parts():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 2)).double()
+    return model, torch.randn(16, 5, dtype=torch.float64)
+
+
+def train(model, optimizer, x, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - x[:, :2].sin()).square().mean().backward()
+        optimizer.step()
+
+
+def test_all_but_hidden_matrices_are_adamws_own():
+    model, x = parts()
+    lr = torch.tensor(1e-2)
+    optimizer = Muon(model, model[1], lr, weight_decay=0.1, fused=True, capturable=True)
+    before = copy.deepcopy(model)
+    plain = torch.optim.AdamW(before.parameters(), 1e-2, weight_decay=0.1)
+    train(before, plain, x, 1)
+    start = [p.detach().clone() for p in model.parameters()]
+    train(model, optimizer, x, 1)
+    for i, (a, b) in enumerate(zip(model.parameters(), before.parameters(), strict=True)):
+        assert torch.allclose(a, b) == (i != 2), i  # the third is the hidden matrix
+    grad = model[1].weight.grad
+    expected = start[2] * (1 - 1e-2 * 0.1) - 1e-2 * orthogonal([grad])[0]
+    assert torch.allclose(model[1].weight, expected)
+
+
+def test_its_state_can_be_saved_and_loaded():
+    model, x = parts()
+    optimizer = Muon(model, model[1], torch.tensor(1e-2), fused=True, capturable=True)
+    train(model, optimizer, x, 3)
+    twin = copy.deepcopy(model)
+    other = Muon(twin, twin[1], torch.tensor(1e-2), fused=True, capturable=True)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(model, optimizer, x, 3)
+    train(twin, other, x, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(),
+                                                 strict=True))
