@@ -8,7 +8,8 @@
 latents after a step, z -> z + E(P(D(z))) - E(D(z)) with the codec's E and D: what needs no mending
 stays as it is, bit for bit. With a patch codec of all components the next step starts from the
 projected field itself; where the codec compresses, from what it can express of that, which is why
-fields that are handed out pass through `fields` as well.
+fields that are handed out pass through `fields` as well. A velocity that --stride_x thins has some
+divergence itself, from the scales that its grid no longer carries.
 """
 
 import torch
