@@ -1,0 +1,206 @@
+"""Learn the steady field that belongs to a coefficient:  p(u | a),  as a mean and what it leaves.
+
+    accelerate launch train_steady.py                                             # CPU
+    accelerate launch --config_file accelerate_configs/1gpu.yaml train_steady.py --compile
+    accelerate launch --config_file accelerate_configs/2gpu.yaml train_steady.py --compile
+
+Stands alone: data, codec and latent cache are made where they are missing. Run the same command
+again to resume. Writes runs/NAME/steady/: metrics.jsonl, checkpoints/, model/ (best average by
+validation), test.json and steady.png.
+"""
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
+from ups.config import UsageError, check, command, parse
+from ups.eval.steady import calibrate, finish_steady, measure_steady, summary
+from ups.latents import open_latents
+from ups.models.diffusion import denoising_loss, training_sigma
+from ups.models.latent_operator import OperatorConfig
+from ups.models.steady import SteadyPrior, orientations, size_of, turned
+from ups.steady import check_steady, differences, left_over, operator_beside
+from ups.train import noise
+from ups.train.ema import EMA
+from ups.train.run import Run, RunConfig
+from ups.train.schedule import warmup_cosine
+from ups.train.step import Backward, Captured, compile_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RunConfig):
+    run: str = "runs/darcy2d"   # folder of the run; each stage has a folder in it
+    # data
+    tasks: tuple[str, ...] = ("darcy2d",)  # one steady task; some files of it: darcy2d:beta=0.1,1
+    stride_x: int = 1           # take every n-th grid point
+    stride_t: int = 1           # the two frames of a steady task are always taken
+    codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
+    patch: int = 8              # grid points per token and axis
+    components: str = "auto"    # latent channels per token: a number, all, or auto
+    codec_error: float = 1e-3   # nRMSE that auto, and the coordinates of u, may lose
+    cache_dtype: str = "float32"  # float32, float16 or bfloat16
+    # model
+    model: OperatorConfig = OperatorConfig(kernel=3)  # of the mean
+    denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3)  # of what it leaves
+    # optimisation
+    steps: int = 2400           # optimizer steps
+    batch_size: int = 16        # global: the number of processes does not change it
+    lr: float = 6e-3            # highest learning rate
+    weight_decay: float = 1e-5
+    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    grad_clip: float = 1.0      # largest norm of the gradient
+    ema: float = 0.99           # decay of the averaged weights
+    alone: float = 0.6          # share of the steps in which the mean is learned alone
+    denoising: float = 0.1      # weight of the denoising error beside that of the mean
+    sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
+    sigma_std: float = 1.4
+    turn: bool = True           # random reflections and transposes
+    seed: int = 0               # of weights, batches, turns and noise
+    # evaluation
+    members: int = 8            # of an ensemble
+    calls: int = 8              # network calls per member, one of them for the mean
+    table: tuple[int, ...] = (2, 4, 8, 16, 32)  # numbers of calls that are compared at the end
+    refine: int = 4             # iterations of the solver that polish the mean
+    operator: str = ""          # run whose operator stands beside; empty: that of this run, if any
+    val_trajectories: int = 64  # that a validation answers
+
+    def __post_init__(self):
+        super().__post_init__()
+        counts = ("steps", "batch_size", "patch", "stride_x", "stride_t", "val_trajectories")
+        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
+              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), codec_error=(0, 1), alone=(0, 1),
+              denoising=(0, math.inf), sigma_mean=(-20, 20), sigma_std=(1e-3, 20),
+              members=(2, 65536), calls=(2, math.inf), refine=(0, 1000), seed=(0, 2**31),
+              **{name: (1, math.inf) for name in counts})
+        if self.codec not in ("patch", "grid"):
+            raise UsageError(f"--codec {self.codec}: it is patch or grid.")
+        if not (self.components in ("auto", "all") or self.components.isdecimal()):
+            raise UsageError(f"--components {self.components}: it is auto, all or a number.")
+        if min(self.table, default=0) < 1:
+            raise UsageError("--table takes numbers of network calls of at least 1.")
+        check_steady(self.tasks)
+
+
+def steady_loss(model, batch, task, prior, denoising):
+    """Relative error of the mean (B,); later also the error of denoising what the mean leaves."""
+    u = task.codec.decode(batch["z"].flatten(0, 1)).unflatten(0, (-1, 2))  # (a, 0) and (a, u)
+    if "turn" in batch:
+        u = turned(u, batch["turn"])
+    z0, z1 = task.codec.encode(u.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)  # (B, N, D)
+    x = prior.coordinates(z0, z1, size_of(u[:, 0, 0], batch["cond"]))
+    mean = model(z0, batch["cond"])
+    whole = prior.center @ prior.dual + x  # of u itself
+    loss = ((mean - x).square().sum((1, 2)) / whole.square().sum((1, 2))).sqrt()
+    if "noise" not in batch:
+        return loss
+    own = prior.scale > 0
+    clean = own * (x - mean.detach()) / torch.where(own, prior.scale, 1.0)
+    net = functools.partial(model, z0, batch["cond"])
+    return loss + denoising * denoising_loss(net, clean, batch["sigma"], own * batch["noise"],
+                                             mask=own.float())
+
+
+def prepared(batch, cfg, task):
+    """Add the random numbers of the step; the loss applies them, inside its graph."""
+    draw = noise.uniform(batch, cfg, (), stream=1)
+    if cfg.turn:
+        batch["turn"] = (draw * orientations(task.codec.grid)).long()
+    if batch["step"] >= int(cfg.alone * cfg.steps):
+        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+        batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
+                                        cfg.sigma_std)
+    return batch
+
+
+def evaluate(accelerator, prior, task, cfg, calls):
+    """Validation scores in physical units; with one call they are those of the mean."""
+    tables = measure_steady(accelerator, prior, task, "val", cfg.members, calls,
+                            cfg.val_trajectories)
+    scores = summary(tables, cfg.members)
+    names = {"nrmse": "nrmse_members", "nrmse_sample": "nrmse_sample", "crps": "crps"}
+    names |= {"spread_skill": "spread_skill"} if calls > 1 else {}
+    return {f"val/{name}": scores[key] for name, key in names.items()}
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    with Run(cfg, "steady") as run:
+        if run.finished:
+            return
+        accelerator = run.accelerator
+
+        # data
+        operator = operator_beside(accelerator, cfg)
+        latents = open_latents(accelerator, cfg, "train")
+        (task,) = latents.tasks
+        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
+                            **run.loader_options())
+
+        # model
+        prior = model = SteadyPrior(cfg.model, cfg.denoiser, task.spec).to(accelerator.device)
+        prior.fit(differences(latents.windows, task), task.codec.weight, cfg.codec_error)
+        if cfg.compile:
+            compile_model(model)
+        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
+        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
+                                      fused=True, capturable=True)
+        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+
+        # prepare
+        model, optimizer, scheduler, loader = accelerator.prepare(
+            model, optimizer, scheduler, loader)
+        ema = EMA(model, cfg.ema)
+        loss = functools.partial(steady_loss, task=task, prior=prior, denoising=cfg.denoising)
+        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
+        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
+                   backward=backward, lineage=latents.lineage)
+
+        # train
+        def update():
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            optimizer.step()
+            ema.update(model)
+            return grad_norm
+
+        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
+        drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned too
+        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            batch = prepared(batch, cfg, task)
+            if "noise" in batch and not drawing:
+                with ema.applied(model):
+                    prior.scale.copy_(left_over(prior, task))
+                drawing = True
+            loss = backward(batch)  # same outcome on every rank
+            grad_norm = update()
+            scheduler.step()
+
+            if run.every(cfg.log_every):
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
+                         "train/lr": scheduler.get_last_lr()[0]})
+            if run.every(cfg.eval_every):
+                with ema.applied(model):
+                    scores = evaluate(accelerator, prior, task, cfg, cfg.calls if drawing else 1)
+                run.log(scores)
+                ema.keep_best(scores["val/crps"] if drawing else math.inf)
+            if run.every(cfg.save_every) or run.stopping:
+                run.save()
+
+        # export
+        with ema.applied(model, best=True):
+            calibrate(accelerator, prior, task, cfg.members, cfg.calls)
+            run.export(model, {"model": dataclasses.asdict(cfg.model),
+                               "denoiser": dataclasses.asdict(cfg.denoiser),
+                               "tasks": [dataclasses.asdict(task.spec)],
+                               "fields": [task.fields.about]})
+            finish_steady(run, prior, task, cfg, operator)
+
+
+if __name__ == "__main__":
+    command(main)
