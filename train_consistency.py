@@ -29,6 +29,7 @@ from ups.residuals import Residuals
 from ups.stages import inherit, load_corrector, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import warmup_cosine
 from ups.train.step import Backward, Captured, compile_model
@@ -120,8 +121,8 @@ def main(argv=None):
             compile_model(model, len(latents.tasks))
             compile_model(teacher.model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
-                                      fused=True, capturable=True)
+        optimizer = Muon(model, model.net.body.stages, lr, weight_decay=cfg.weight_decay,
+                         fused=True, capturable=True)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare

@@ -29,6 +29,7 @@ from ups.residuals import Residuals
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import warmup_cosine
 from ups.train.step import Backward, Captured, compile_model
@@ -41,10 +42,10 @@ class Config(RunConfig):
     # model
     model: OperatorConfig = OperatorConfig()
     # optimisation
-    steps: int = 3000           # optimizer steps
+    steps: int = 1000           # optimizer steps
     batch_size: int = 64        # global: the number of processes does not change it
     lr: float = 2e-3            # highest learning rate
-    weight_decay: float = 1e-5
+    weight_decay: float = 0.1   # there are few trajectories to learn from
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.995          # decay of the averaged weights
@@ -123,8 +124,8 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
-                                      fused=True, capturable=True)
+        optimizer = Muon(model, model.net.body.stages, lr, weight_decay=cfg.weight_decay,
+                         fused=True, capturable=True)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare
