@@ -56,7 +56,11 @@ def read_run(run, folder):
     if not run.is_dir():
         raise UsageError(f"there is no run {run}.")
     about, test = read_json(run / folder / "metrics.json"), run / "operator" / "test.json"
-    rows = {}
+    rows, model = {}, read_json(run / "operator" / "model" / "config.json")
+    mark = about.get("lineage", {}).get("operator", {}).get("fingerprint")
+    if about and mark != model.get("fingerprint"):
+        raise UsageError(f"{run / folder} is of another operator than the one in {run}; run "
+                         f"`accelerate launch evaluate.py --run {run}` again.")
     if about:
         for task, result in about["tasks"].items():
             rows[task] = {column: result["forecasts"][name]["scores"].get(metric, {}).get("all")

@@ -7,6 +7,7 @@ numbers do not depend on the number of processes, and intervals can be drawn fro
 import time
 
 import torch
+from tqdm import tqdm
 
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
@@ -30,12 +31,14 @@ def measure_all(accelerator, task, forecasts, test, members):
     world, spec = accelerator.num_processes, task.fields.spec
     size = CHUNK_BYTES // int(trajectory_bytes(spec) * (1 + 4 * members / spec.frames))
     size, whole, seconds = max(1, min(size, CHUNK)), {}, {name: [] for name in forecasts}
-    for first in range(0, len(test), size * world):
+    bar = tqdm(range(0, len(test), size * world), desc=task.name, unit="chunk",
+               disable=not accelerator.is_main_process, mininterval=0.5)
+    for first in bar:
         begin = first + size * accelerator.process_index
         idle = begin >= len(test)  # computes the first rows: the tables are the same everywhere
         rows = slice(0, size) if idle else slice(begin, begin + size)
         s = start(task, test[rows], test, accelerator.device)
-        for key, table in tables_of(s, task, forecasts, seconds).items():
+        for key, table in tables_of(s, task, forecasts, seconds, bar).items():
             shape = (len(test), *table.shape[1:])
             kept = whole.setdefault(key, torch.zeros(shape, dtype=torch.float64))
             if not idle:
@@ -47,12 +50,13 @@ def measure_all(accelerator, task, forecasts, test, members):
     return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
 
 
-def tables_of(s, task, forecasts, seconds):
+def tables_of(s, task, forecasts, seconds, bar):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`."""
     kept, rows = spectrum_leads(s.steps + 1), {}
     energies = [metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)]
     rows["truth", "spectrum"] = [energies[k - 1][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():
+        bar.set_postfix_str(name)
         for k, p in enumerate(timed(forecast(s), seconds[name], s.u), start=1):
             scores = score(p, s.u[:, k], energies[k - 1], s.u[:, 0], task.conserved,
                            name in PROBES)
