@@ -9,6 +9,7 @@ import time
 import torch
 from tqdm import tqdm
 
+from ups.data.tasks import TASKS
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
 from ups.eval.rollout import CHUNK_BYTES, trajectory_bytes
@@ -172,17 +173,22 @@ def record(whole, by_lead=None):
     return out
 
 
+def shown_channel(task):
+    """The first channel; of a steady task the last, for the first is the given coefficient."""
+    return -1 if TASKS[task.name].layout == "steady" else 0
+
+
 @torch.no_grad()
 def show(task, forecasts, chosen, test, device):
-    """Fields (n, T, *grid) of the first channel: `truth`, forecasts, and spreads of ensembles."""
-    s = start(task, chosen, test, device)
-    fields = {"truth": s.u[:, :, 0]}
+    """Fields (n, T, *grid) of one channel: `truth`, forecasts, and spreads of ensembles."""
+    s, c = start(task, chosen, test, device), shown_channel(task)
+    fields = {"truth": s.u[:, :, c]}
     for name, forecast in forecasts.items():
         if name not in (*PROBES, *YARDSTICKS):
-            means, spreads = [s.u[:, 0, 0]], [torch.zeros_like(s.u[:, 0, 0])]
+            means, spreads = [s.u[:, 0, c]], [torch.zeros_like(s.u[:, 0, c])]
             for p in forecast(s):
-                means.append(p[:, :, 0].mean(1))
-                spreads.append(p[:, :, 0].std(1, correction=int(p.shape[1] > 1)))
+                means.append(p[:, :, c].mean(1))
+                spreads.append(p[:, :, c].std(1, correction=int(p.shape[1] > 1)))
             fields[name] = torch.stack(means, 1)
             if p.shape[1] > 1:
                 fields[f"{name} spread"] = torch.stack(spreads, 1)

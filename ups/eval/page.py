@@ -87,6 +87,8 @@ def _headline(result, scored):
 
 
 def _lead_times(result, scored):
+    if result["steps"] == 1:
+        return ""
     names = [name for name in scored if name != "one_step"]
     if _error(scored["codec"]) < 1e-3 * _error(scored["operator"]):
         names.remove("codec")  # next to nothing: it would press all other curves together
@@ -234,9 +236,16 @@ def _steady(about):
         f"<img alt='{escape(path.name)}' src='data:image/png;base64,"
         f"{base64.b64encode(path.read_bytes()).decode()}'>"
         for path in sorted((Path(about["run"]) / "steady").glob("*.png")))
-    about = f"{about['steady']['split']} split. {about['steady']['definition']}"
-    return (f"<section><h2>Steady prior</h2><p>Its own test: {escape(about)}</p>{tables}{pictures}"
-            "</section>")
+    told = about["steady"]["definition"]
+    terms = _terms(told if isinstance(told, dict) else {"": told})
+    return (f"<section><h2>Steady prior</h2><p>The numbers of its own test, split "
+            f"{escape(about['steady']['split'])}.</p>{pictures}{tables}<details>"
+            f"<summary>Definitions</summary>{terms}</details></section>")
+
+
+def _terms(definitions):
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>"
+                            for name, text in definitions.items()) + "</dl>"
 
 
 def _about(about):
@@ -249,10 +258,8 @@ def _about(about):
     flags = " ".join(f"--{key} {value}" for key, value in about["evaluation"].items()
                      if value and key not in ("run", "compare"))
     lines.append(f"accelerate launch evaluate.py --run {again} {flags}")
-    definitions = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>"
-                          for name, text in about["definitions"].items())
     return (f"<section><h2>How it was made</h2><h3>Commands</h3><pre>{escape(chr(10).join(lines))}"
-            f"</pre><details><summary>Definitions</summary><dl>{definitions}</dl></details>"
+            f"</pre><details><summary>Definitions</summary>{_terms(about['definitions'])}</details>"
             f"<details><summary>Lineage by fingerprint</summary>{block(about['lineage'])}</details>"
             f"<details><summary>Configuration</summary>{block(about['config'])}</details>"
             f"<details><summary>Versions</summary>{block(about['versions'])}</details></section>")

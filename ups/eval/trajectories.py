@@ -40,7 +40,7 @@ def trajectories(result, pictures):
                  f"{int(pictures['chosen'][i])}{', ' if params else ''}{escape(params)}")
         draw = _curves if one["truth"].ndim == 2 else _films
         cards.append(f"<div class=card><div>{title}</div>{draw(one, spec)}</div>")
-    return (f"<h3>Trajectories</h3><p>{escape(spec.channels[0])}: the best, the median and the "
+    return (f"<h3>Trajectories</h3><p>{escape(pictures['channel'])}: the best, the median and the "
             f"worst roll-out of the operator.</p><div class=cards>{''.join(cards)}</div>")
 
 
