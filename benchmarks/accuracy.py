@@ -48,6 +48,7 @@ from ups.data.tasks import TASKS
 from ups.eval.metrics import NRMSE, interval, nrmse, resamplings
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
+from ups.train.muon import Muon
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
 from ups.train.schedule import warmup_cosine
 from ups.train.step import Captured
@@ -89,8 +90,9 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
+    optimizer: str = "muon"  # as the operator's, or adamw
     batch_size: int = 64
-    lr: float = 2e-3
+    lr: float = 4e-3
     weight_decay: float = 1e-5
     warmup: float = 0.02    # share of the steps
     grad_clip: float = 1.0
@@ -231,8 +233,11 @@ def train_baseline(cell, folder, alone):
     for p in params:
         p.grad = torch.zeros_like(p)
     lr = torch.tensor(cfg.lr, device=device)
-    optimizer = torch.optim.AdamW(params, lr, weight_decay=cfg.weight_decay, fused=True,
-                                  capturable=True)
+    options = {"weight_decay": cfg.weight_decay, "fused": True, "capturable": True}
+    if cfg.optimizer == "muon":
+        optimizer = Muon(model, model.net.hidden, lr, **options)
+    else:
+        optimizer = torch.optim.AdamW(params, lr, **options)
     ema = EMA(model, cfg.ema)
     count, frames = u.shape[:2]
     longest = min(cfg.unroll, frames - 1)

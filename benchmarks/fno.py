@@ -34,7 +34,7 @@ class FNO(nn.Module):
         self.margin = [0 if periodic else n // 8 for n in grid]
         padded = [n + 2 * m for n, m in zip(grid, self.margin, strict=True)]
         self.inp = nn.Linear(inputs, config.width)
-        self.blocks = nn.ModuleList(FNOBlock(config, padded) for _ in range(config.depth))
+        self.hidden = nn.ModuleList(FNOBlock(config, padded) for _ in range(config.depth))
         self.head = nn.Linear(config.width, 2 * config.width)
         self.out = nn.Linear(2 * config.width, outputs)
         nn.init.zeros_(self.out.weight)
@@ -44,7 +44,7 @@ class FNO(nn.Module):
         if not self.periodic:
             x = F.pad(x, [m for m in reversed(self.margin) for _ in range(2)], mode="replicate")
         x = self.inp(x.movedim(1, -1))
-        for block in self.blocks:
+        for block in self.hidden:
             x = block(x)
         for axis, (m, n) in enumerate(zip(self.margin, self.grid, strict=True), start=1):
             x = x.narrow(axis, m, n)
@@ -89,7 +89,8 @@ class Spectral(nn.Module):
             self.count *= 2 * m
         for name, table in tables.items():
             self.register_buffer(name, table.float().contiguous(), persistent=False)
-        self.weight = nn.Parameter(torch.randn(self.count, width, 2, width) / math.sqrt(2 * width))
+        scale = 1 / math.sqrt(2 * width)  # real and imaginary parts side by side
+        self.weight = nn.Parameter(scale * torch.randn(self.count, 1, width, 2 * width))
 
     def forward(self, x):
         batch, width = len(x), x.shape[-1]
@@ -101,7 +102,7 @@ class Spectral(nn.Module):
         else:
             a = a.unflatten(1, self.shape).permute(2, 0, 1, 3)
         a = a.reshape(self.count, 2 * batch, width)             # wave vectors first
-        b = torch.bmm(a, self.weight.flatten(2)).view(self.count, batch, 2, 2, width)
+        b = torch.bmm(a, self.weight[:, 0]).view(self.count, batch, 2, 2, width)
         b = torch.stack([b[:, :, 0, 0] - b[:, :, 1, 1], b[:, :, 0, 1] + b[:, :, 1, 0]], 2)
         if two:
             b = b.unflatten(0, (-1, self.shape[1])).permute(2, 0, 3, 1, 4)  # (B, K, 2, k, C)

@@ -18,7 +18,6 @@ class UNetConfig:
     width: int = 48    # channels at full resolution
     levels: int = 3    # how often the grid is halved
     depth: int = 1     # residual blocks per resolution, on the way down and on the way up
-    kernel: int = 3
     groups: int = 8    # of the normalisation
 
 
@@ -27,45 +26,49 @@ class UNet(nn.Module):
 
     def __init__(self, config, inputs, outputs, grid, periodic):
         super().__init__()
-        c, mode, axes = config, "circular" if periodic else "replicate", len(grid)
-        conv = (nn.Conv1d, nn.Conv2d)[axes - 1]
+        c, conv = config, (nn.Conv1d, nn.Conv2d)[len(grid) - 1]
+        same = {"kernel_size": 3, "padding": 1,
+                "padding_mode": "circular" if periodic else "replicate"}
         widths = [c.width << level for level in range(c.levels + 1)]
 
         def blocks(width):
-            return nn.Sequential(*[ResBlock(conv, width, c, mode) for _ in range(c.depth)])
+            return nn.Sequential(*[ResBlock(conv, width, c.groups, same) for _ in range(c.depth)])
 
-        self.inp = conv(inputs, c.width, c.kernel, padding=c.kernel // 2, padding_mode=mode)
-        self.down = nn.ModuleList(blocks(width) for width in widths[:-1])
-        self.merge = nn.ModuleList(conv(width, 2 * width, 3, 2, padding=1, padding_mode=mode)
-                                   for width in widths[:-1])
-        self.bottom = blocks(widths[-1])
-        self.split = nn.ModuleList(conv(2 * width, width, 3, padding=1, padding_mode=mode)
-                                   for width in widths[:-1])
-        self.join = nn.ModuleList(conv(2 * width, width, 1) for width in widths[:-1])
-        self.up = nn.ModuleList(blocks(width) for width in widths[:-1])
+        def convs(*sizes, **options):
+            return nn.ModuleList(conv(*[n * width for n in sizes], **options)
+                                 for width in widths[:-1])
+
+        self.inp = conv(inputs, c.width, **same)
+        self.hidden = nn.ModuleDict({
+            "down": nn.ModuleList(blocks(width) for width in widths[:-1]),
+            "merge": convs(1, 2, stride=2, **same),
+            "bottom": blocks(widths[-1]),
+            "split": convs(2, 1, **same),
+            "join": convs(2, 1, kernel_size=1),
+            "up": nn.ModuleList(blocks(width) for width in widths[:-1])})
         self.norm = nn.GroupNorm(c.groups, c.width)
-        self.out = conv(c.width, outputs, c.kernel, padding=c.kernel // 2, padding_mode=mode)
+        self.out = conv(c.width, outputs, **same)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
     def forward(self, x):
-        x, skips = self.inp(x), []
-        for blocks, merge in zip(self.down, self.merge, strict=True):
+        part, skips = self.hidden, []
+        x = self.inp(x)
+        for blocks, merge in zip(part["down"], part["merge"], strict=True):
             skips.append(blocks(x))
             x = merge(skips[-1])
-        x = self.bottom(x)
+        x = part["bottom"](x)
         for i in reversed(range(len(skips))):
-            x = self.split[i](F.interpolate(x, size=skips[i].shape[2:]))
-            x = self.up[i](self.join[i](torch.cat([x, skips[i]], 1)))
+            x = part["split"][i](F.interpolate(x, size=skips[i].shape[2:]))
+            x = part["up"][i](part["join"][i](torch.cat([x, skips[i]], 1)))
         return self.out(F.gelu(self.norm(x)))
 
 
 class ResBlock(nn.Module):
-    def __init__(self, conv, width, config, mode):
+    def __init__(self, conv, width, groups, same):
         super().__init__()
-        self.norms = nn.ModuleList(nn.GroupNorm(config.groups, width) for _ in range(2))
-        self.convs = nn.ModuleList(conv(width, width, config.kernel, padding=config.kernel // 2,
-                                        padding_mode=mode) for _ in range(2))
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, width) for _ in range(2))
+        self.convs = nn.ModuleList(conv(width, width, **same) for _ in range(2))
 
     def forward(self, x):
         y = x

@@ -9,13 +9,14 @@ from torch import nn
 from ups.train.muon import RMS, Muon, orthogonal
 
 
-@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 6, 10)])
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 8, 10), (6, 4, 3, 3)])
 def test_an_update_keeps_the_singular_vectors_and_evens_out_the_values(shape):
     g = torch.randn(shape, dtype=torch.float64)
     one, = orthogonal([g])
     _, again, _ = orthogonal([torch.ones_like(g), 1e-6 * g, torch.randn_like(g)])
     assert torch.allclose(one, again)  # neither its size nor its neighbours matter
-    matrices = [x.flatten(0, 1) if x.ndim == 4 else x.flatten(1)[None] for x in (g, one)]
+    many = shape[-2:] == (8, 10)
+    matrices = [x.flatten(0, 1) if many else x.flatten(1)[None] for x in (g, one)]
     u, _, v = torch.linalg.svd(matrices[0], full_matrices=False)
     inner = u.mT @ matrices[1] @ v.mT / (RMS * max(matrices[0].shape[1:]) ** 0.5)
     values = inner.diagonal(dim1=1, dim2=2)

@@ -49,12 +49,14 @@ class Muon(torch.optim.AdamW):
 def orthogonal(tensors):
     """U V^T of every matrix, scaled; matrices of one shape go through the products together.
 
-    A tensor of four axes is a batch of matrices over its first two, others have rows x rest.
+    A tensor (i, j, r, c) is i * j matrices, unless r and c are the sides of a convolution's
+    kernel; all others have rows x rest.
     """
     stacks, out = {}, list(tensors)
     for i, tensor in enumerate(tensors):
         x = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        x = x.flatten(0, 1) if x.ndim == 4 else x.flatten(1)[None]
+        many = x.ndim == 4 and min(x.shape[2:]) > 7
+        x = x.flatten(0, 1) if many else x.flatten(1)[None]
         tall = x.shape[1] > x.shape[2]
         x = x.mT if tall else x  # (n, r, c) with r <= c
         stacks.setdefault(x.shape[1:], []).append((i, tall, x))
@@ -66,7 +68,7 @@ def orthogonal(tensors):
             x = torch.baddbmm(x, torch.baddbmm(y, y, y, beta=B, alpha=C), x, beta=A)
         x = (RMS * shape[1] ** 0.5 * x).split([len(x) for _, _, x in members])
         for (i, tall, _), new in zip(members, x, strict=True):
-            new = (new.mT if tall else new).reshape(tensors[i].shape)
+            new = (new.mT.contiguous() if tall else new).view(tensors[i].shape)
             if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
                 new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
             out[i] = new
