@@ -1,4 +1,4 @@
-"""Charts as inline SVG and fields as inline PNG: no server, no network, light and dark.
+"""Tables, charts as inline SVG, fields as inline PNG: no server, no network, light and dark.
 
 A chart is drawn for a column of 330 to 520 pixels, so that its text is readable on a phone; colours
 are the classes of the page's style sheet. Numbers show when the pointer rests on a point.
@@ -24,6 +24,22 @@ def number(value, digits=3):
 
 def key(kind, label):
     return f'<span class=key><i class="{kind}"></i>{escape(label)}</span>'
+
+
+def table(head, rows, kind=""):
+    """Cells are HTML; the first column stays in sight where a phone has to scroll."""
+    head = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<t{'dh'[not i]}>{cell}</t{'dh'[not i]}>"
+                                    for i, cell in enumerate(row)) + "</tr>" for row in rows)
+    return (f'<div class=scroll><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}'
+            "</tbody></table></div>")
+
+
+def cell(score):
+    if not score:
+        return "&ndash;"
+    low, high = map(number, score.get("interval", (None, None)))
+    return number(score["all"]) + (f"<small>{low} to {high}</small>" if "interval" in score else "")
 
 
 def chart(title, x, series, xlabel, ylabel, log=False, logx=False, line=None, bars=False):

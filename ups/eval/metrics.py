@@ -67,8 +67,6 @@ DEFINITIONS = {
 
 
 # one forecast
-
-
 def drift(p, u0, channels):
     """How far conserved means have moved (B, T) in p (B, T, C, *grid) since u0 (B, C, *grid).
 
@@ -155,8 +153,6 @@ def correlation_time(table, dt):
 
 
 # spectra
-
-
 def shell_power(u, one_sided=False):
     """Power (.., K) of fields (B, T, C, *grid) by shells floor|k|: sums of |FFT / points|^2.
 
@@ -202,8 +198,6 @@ def spectrum_error(e_pred, e_true, grid):
 
 
 # ensembles: members (B, M, C, *grid), truth (B, C, *grid)
-
-
 def crps(members, y):
     """Fair CRPS (B, C), mean over space (Ferro, 2014), in the sorted form: O(M log M)."""
     x, y = members.double().flatten(3), y.double().flatten(2)  # (B, M, C, points)
@@ -241,8 +235,6 @@ def rank_histogram(members, y):
 
 
 # uncertainty of a mean
-
-
 def resamplings(count, draws=1000, seed=0):
     """Weights (draws, count) of bootstrap means over trajectories: rows sum to one."""
     generator = torch.Generator().manual_seed(seed)

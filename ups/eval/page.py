@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from ups.eval.charts import chart, key, number
+from ups.eval.charts import cell, chart, key, number, table
 from ups.eval.forecasts import ENSEMBLES, LABELS, PROBES
 from ups.eval.report import LEADS
 from ups.eval.style import PAGE, SCRIPT, STYLE
@@ -60,15 +60,6 @@ def _words(result):
             f"{value('persistence')}. In brackets: 95 % intervals.")
 
 
-def _table(head, rows, kind=""):
-    """Cells are HTML; the first column stays in sight where a phone has to scroll."""
-    head = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<t{'dh'[not i]}>{cell}</t{'dh'[not i]}>"
-                                    for i, cell in enumerate(row)) + "</tr>" for row in rows)
-    return (f'<div class=scroll><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}'
-            "</tbody></table></div>")
-
-
 def _headline(result, scored):
     leads = [lead for lead in LEADS if lead <= result["steps"]]
     rows = []
@@ -83,7 +74,7 @@ def _headline(result, scored):
              "each" for name, one in scored.items() if name in ENSEMBLES]
     notes += ["one true step: from the true frame before", "training mean: of training "
               "trajectories at each step", "codec floor: encoding and decoding the truth"]
-    return f"<h3>Headline</h3>{_table(head, rows)}<small>{escape('; '.join(notes))}.</small>"
+    return f"<h3>Headline</h3>{table(head, rows)}<small>{escape('; '.join(notes))}.</small>"
 
 
 def _lead_times(result, scored):
@@ -158,7 +149,7 @@ def _budget(scored):
     return ("<h3>Error budget</h3><p>What each part costs and gains, over all steps. An ensemble "
             "is judged by its mean (nRMSE) and as a whole (CRPS against the operator's absolute "
             "error). Milliseconds are for a step of one trajectory, with all its members, decoding "
-            f"included, in batches, on the device below.</p>{_table(head, rows, 'budget')}")
+            f"included, in batches, on the device below.</p>{table(head, rows, 'budget')}")
 
 
 def _error(one):
@@ -178,18 +169,10 @@ def _metrics(scored):
     rows = []
     for metric, label in METRICS.items():
         if any(metric in one["scores"] for one in scored.values()):
-            cells = [one["scores"].get(metric) for one in scored.values()]
-            rows.append([label, *(_cell(cell) for cell in cells)])
+            rows.append([label, *(cell(one["scores"].get(metric)) for one in scored.values())])
     head = ["over all steps", *(escape(LABELS[name]) for name in scored)]
     return ("<details><summary>All metrics, with intervals</summary>"
-            f"{_table(head, rows)}</details>")
-
-
-def _cell(score):
-    if not score:
-        return "&ndash;"
-    low, high = map(number, score.get("interval", (None, None)))
-    return number(score["all"]) + (f"<small>{low} to {high}</small>" if "interval" in score else "")
+            f"{table(head, rows)}</details>")
 
 
 def _conservation(result, scored):
@@ -209,13 +192,13 @@ def _probes(shown):
                          "rise says how far the operator can be trusted between."}
     absent = {"shuffled": "the data have one set of parameters", "shifted": "no axis is free",
               "halved": "there is one step"}
-    rows = [["operator, as it is", _cell(shown["operator"]["scores"]["nrmse"]), "1"]]
+    rows = [["operator, as it is", cell(shown["operator"]["scores"]["nrmse"]), "1"]]
     for name, reason in reasons.items():
         scores = shown.get(name, {"scores": {}})["scores"]
         reason = reason if scores else f"Not here: {absent[name]}."
-        rows.append([f"{LABELS[name]}<small>{reason}</small>", _cell(scores.get("nrmse")),
-                     _cell(scores.get("nrmse_ratio"))])
-    return f"<h3>Physics probes</h3>{_table(['', 'nRMSE', 'times'], rows, 'probes')}"
+        rows.append([f"{LABELS[name]}<small>{reason}</small>", cell(scores.get("nrmse")),
+                     cell(scores.get("nrmse_ratio"))])
+    return f"<h3>Physics probes</h3>{table(['', 'nRMSE', 'times'], rows, 'probes')}"
 
 
 def _steady(about):
@@ -230,7 +213,7 @@ def _steady(about):
         else:
             yield [escape(name), number(value) if isinstance(value, float) else escape(str(value))]
 
-    tables = "".join(f"<h3>{escape(task)}</h3>{_table(['', ''], list(rows(result)))}"
+    tables = "".join(f"<h3>{escape(task)}</h3>{table(['', ''], list(rows(result)))}"
                      for task, result in about["steady"]["tasks"].items())
     pictures = "".join(
         f"<img alt='{escape(path.name)}' src='data:image/png;base64,"
