@@ -40,7 +40,7 @@ class Config(RunConfig):
     # data: tasks, strides and codec are the operator's
     start_every: int = 10       # roll-outs of the operator start at every n-th frame
     # optimisation; the model's sizes are the teacher's
-    steps: int = 1000           # optimizer steps
+    steps: int = 500            # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
     lr: float = 1e-3            # highest learning rate
     weight_decay: float = 1e-5
