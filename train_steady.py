@@ -63,9 +63,9 @@ class Config(RunConfig):
     turn: bool = True           # random reflections and transposes
     seed: int = 0               # of weights, batches, turns and noise
     # evaluation
-    members: int = 8            # of an ensemble
+    members: int = 16           # of an ensemble
     calls: int = 8              # network calls per member, one of them for the mean
-    table: tuple[int, ...] = (2, 4, 8, 16, 32)  # numbers of calls that are compared at the end
+    table: tuple[int, ...] = (2, 4, 8, 16)  # numbers of calls that are compared at the end
     refine: int = 4             # iterations of the solver that polish the mean
     operator: str = ""          # run whose operator stands beside; empty: that of this run, if any
     val_trajectories: int = 64  # that a validation answers

@@ -42,6 +42,17 @@ def test_defaults_flags_and_nested_fields():
     assert parse(Config, ["--no-compile"]).compile is False
 
 
+def test_a_nested_default_of_the_class_itself_holds(capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Wide(Base):
+        model: Model = Model(dim=256)
+
+    assert parse(Wide, []) == Wide() and parse(Wide, ["--model.body", "x"]).model.dim == 256
+    with pytest.raises(SystemExit):
+        parse(Wide, ["--help"])
+    assert "[256]" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 def test_a_file_gives_values_and_flags_win(tmp_path, suffix):
     path = tmp_path / f"config.{suffix}"

@@ -85,7 +85,7 @@ def build(cls, values):
         if dataclasses.is_dataclass(field.type):
             prefix = field.name + "."
             inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-            arguments[field.name] = build(field.type, inner)
+            arguments[field.name] = build(field.type, flat(field.default) | inner)
         elif field.name in values:
             arguments[field.name] = _cast(field, values[field.name])
     try:
@@ -143,14 +143,18 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=32, width=110)
 
 
-def _fields(cls, prefix=""):
-    """Yield (dotted name, (type, default, comment)) for every leaf field."""
+def _fields(cls, prefix="", chosen=None):
+    """Yield (dotted name, (type, default, comment)) for every leaf field.
+
+    Defaults are those of `chosen`, an instance, where a class holds one as its own default.
+    """
     comments = _comments(cls)
     for field in dataclasses.fields(cls):
+        default = getattr(chosen, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
-            yield from _fields(field.type, f"{prefix}{field.name}.")
+            yield from _fields(field.type, f"{prefix}{field.name}.", default)
         else:
-            yield prefix + field.name, (field.type, field.default, comments.get(field.name, ""))
+            yield prefix + field.name, (field.type, default, comments.get(field.name, ""))
 
 
 def _comments(cls):

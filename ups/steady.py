@@ -31,8 +31,7 @@ def check_steady(tasks):
 
 
 def operator_beside(accelerator, cfg):
-    """An operator to compare with, (model, task, index): --operator, or that of the run, or None.
-    """
+    """(model, task, index) of --operator, or of the operator of the run where there is one."""
     run = cfg.operator or cfg.run
     if not cfg.operator and not (Path(run) / "operator" / "model" / "config.json").exists():
         return None
@@ -58,6 +57,7 @@ def differences(windows, task, limit=1024):
             yield (z1 - z0) / size[:, None, None]
 
 
+@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
 @torch.no_grad()
 def left_over(prior, task, limit=256):
     """Deviation (D,) of x - m(a) over the fit split, which the mean was not trained on."""
