@@ -163,7 +163,8 @@ def main(argv=None):
         # export
         with ema.applied(model, best=True):
             run.export(model, {key: teacher.config[key] for key in ("model", "tasks", "tables")})
-            correctors = {"diffusion, 16 calls": (teacher.model, 16),
+            calls = teacher.settings.calls
+            correctors = {f"diffusion, {calls} calls": (teacher.model, calls),
                           "student, 1 call": (student, 1), "student, 2 calls": (student, 2)}
             finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
                              cfg.correct_every)

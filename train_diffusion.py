@@ -55,7 +55,7 @@ class Config(RunConfig):
     seed: int = 0               # of weights, batches, shifts and noise
     # evaluation
     members: int = 16           # of an ensemble
-    calls: int = 16             # network calls that draw a member, at most
+    calls: int = 8              # network calls that draw a member, at most
     correct_every: int = 1      # steps of the operator between two corrections
 
     def __post_init__(self):

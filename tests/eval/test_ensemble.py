@@ -116,6 +116,17 @@ def test_a_draw_counts_its_calls_and_leaves_the_padding_alone(kind, calls):
     assert not torch.equal(z1, model.draw(0.5 * z0, z1_hat, *given, noise, 0, calls))
 
 
+def test_members_keep_conserved_means():
+    """z0 -> z1_hat keeps them, so what is drawn beside must not move them."""
+    task = TaskSpec("a", (1, 1, 8), 2, True, kept=((0.5, 2.0),))
+    model = Corrector(OperatorConfig(dim=16, depth=1, modes=2), [task], [torch.ones(3, 4, 2)])
+    torch.nn.init.normal_(model.net.body.out.weight)
+    z = torch.randn(5, 8, 2)
+    given = (torch.ones(5).long(), torch.ones(5), torch.zeros(5, 0), torch.randn(5, 2, 8, 2))
+    moved = (model.draw(z, z, *given, 0, 4) - z).mean(1)
+    assert (moved @ torch.tensor([0.5, 2.0])).abs().max() < 1e-5 < 0.01 < moved.abs().max()
+
+
 class Memory:
     """A cache in memory: trajectory n, frame t has the value 10 n + t."""
 

@@ -18,10 +18,12 @@ Both are this one class and may exchange weights; `kind` says how to draw.
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
+from ups.models.latent_operator import Keep
 
 SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
 LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
@@ -36,6 +38,7 @@ class Corrector(nn.Module):
         super().__init__()
         self.kind = kind
         self.net = Denoiser(config, tasks, channels=3)
+        self.keep = Keep(tasks)
         for index, table in enumerate(tables):
             self.register_buffer(f"table{index}", table)
 
@@ -61,7 +64,8 @@ class Corrector(nn.Module):
         else:
             steps = calls if sampler is multistep else (calls + 1) // 2
             r = sampler(functools.partial(denoise, net), x, noise_levels(steps, *SIGMAS, rho=20.0))
-        return z1_hat + expand(r, table)
+        r, width = expand(r, table), self.net.tasks[task].width
+        return z1_hat + F.pad(self.keep(r[..., :width], task), (0, r.shape[-1] - width))
 
 
 def compression(r, lead):

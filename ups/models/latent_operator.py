@@ -66,8 +66,8 @@ class TaskSpec:
 class LatentOperator(nn.Module):
     """z1_hat = z0 + update; channels beyond the task's own width are passed on unchanged.
 
-    What the equation conserves is taken out of the update: half of the error of a long roll-out of
-    Burgers' equation was the drift of the mean.
+    Conserved means are kept exactly: half of the error of a long roll-out of Burgers' equation was
+    the drift of its mean.
     """
 
     def __init__(self, config, tasks):
@@ -75,18 +75,29 @@ class LatentOperator(nn.Module):
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
         self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
-        for index, spec in enumerate(self.tasks):
-            q = torch.linalg.qr(torch.tensor(spec.kept).reshape(-1, spec.width).T)[0]
-            self.register_buffer(f"kept{index}", q @ q.T, persistent=False)  # (D, D)
+        self.keep = Keep(self.tasks)
 
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
         update = self.body(z0, torch.log10(dt)[:, None], cond, task, tokens)
         width = self.tasks[task].width
-        update = update[..., :width]
-        if self.tasks[task].kept:
-            update = update - update.mean(1, keepdim=True) @ self.get_buffer(f"kept{task}")
-        return z0 + F.pad(update, (0, self.width - width))
+        return z0 + F.pad(self.keep(update[..., :width], task), (0, self.width - width))
+
+
+class Keep(nn.Module):
+    """Take out of a change of the latents (B, N, D) what would move a conserved mean."""
+
+    def __init__(self, tasks):
+        super().__init__()
+        self.active = [bool(spec.kept) for spec in tasks]
+        for index, spec in enumerate(tasks):
+            q = torch.linalg.qr(torch.tensor(spec.kept).reshape(-1, spec.width).T)[0]
+            self.register_buffer(f"onto{index}", q @ q.T, persistent=False)  # (D, D)
+
+    def forward(self, change, task):
+        if not self.active[task]:
+            return change
+        return change - change.mean(1, keepdim=True) @ self.get_buffer(f"onto{task}")
 
 
 class TokenBody(nn.Module):
