@@ -57,7 +57,7 @@ AGAINST = {
                                            "test_dt_boundary_and_task_enter"]},
     "9 diffusion without noise, a student whose target was no drift": {
         "models/test_diffusion.py": [
-            "test_heun_follows_the_flow_of_a_mixture_at_second_order",
+            "test_samplers_follow_the_flow_of_a_mixture_at_second_order",
             "test_the_stochastic_sampler_has_the_right_distribution",
             "test_distillation_ends_in_one_call_where_the_sampler_ends"]},
     "10 unknown keys were accepted": {
