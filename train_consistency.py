@@ -115,8 +115,8 @@ def main(argv=None):
                             **run.loader_options())
 
         # model
-        student = model = copy.deepcopy(teacher.model).requires_grad_(True)
-        student.kind = "consistency"
+        model = copy.deepcopy(teacher.model).requires_grad_(True)
+        model.kind = "consistency"
         if cfg.compile:
             compile_model(model, len(latents.tasks))
             compile_model(teacher.model, len(latents.tasks))
@@ -128,6 +128,7 @@ def main(argv=None):
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
+        student = accelerator.unwrap_model(model)  # draws members with the weights of `model`
         ema = EMA(model, cfg.ema)
         loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,

@@ -120,7 +120,7 @@ def main(argv=None):
 
         # model
         tables = [residuals.compression(index) for index in range(len(latents.tasks))]
-        corrector = model = Corrector(cfg.model, operator.model.tasks, tables)
+        model = Corrector(cfg.model, operator.model.tasks, tables)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
@@ -131,6 +131,7 @@ def main(argv=None):
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
+        corrector = accelerator.unwrap_model(model)  # draws members with the weights of `model`
         ema = EMA(model, cfg.ema)
         loss = functools.partial(diffusion_loss, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,

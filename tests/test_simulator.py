@@ -97,8 +97,8 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
             u_hat = task.codec.decode(task.trim(z).flatten(0, 1)).unflatten(0, (3, 4))
             assert torch.equal(got[:, :, i], u_hat)
         guarded = sim.rollout(u, 3, {"nu": 0.1}, **ask, guards="conserve")
-        assert (guarded.mean(-1) - u.mean(-1)[:, None, None]).abs().max() < 1e-6
-        assert (got.mean(-1) - u.mean(-1)[:, None, None]).abs().max() > 1e-3
+        for members in (got, guarded):  # those of a patch codec keep it by themselves
+            assert (members.mean(-1) - u.mean(-1)[:, None, None]).abs().max() < 1e-6
 
 
 def test_guards_hold_at_every_frame(run, start):
