@@ -1,4 +1,4 @@
-"""Learn the steady field that belongs to a coefficient:  p(u | a),  as a mean and what it leaves.
+"""Learn the steady field of a coefficient,  p(u | a):  first its mean, then what that leaves.
 
     accelerate launch train_steady.py                                             # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml train_steady.py --compile
@@ -14,6 +14,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -43,21 +44,21 @@ class Config(RunConfig):
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
     patch: int = 8              # grid points per token and axis
     components: str = "auto"    # latent channels per token: a number, all, or auto
-    codec_error: float = 1e-3   # nRMSE that auto, and the coordinates of u, may lose
+    codec_error: float = 1e-4   # nRMSE that auto, and the coordinates of u, may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: OperatorConfig = OperatorConfig(kernel=3)  # of the mean
     denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3)  # of what it leaves
     # optimisation
-    steps: int = 2400           # optimizer steps
-    batch_size: int = 16        # global: the number of processes does not change it
+    steps: int = 4000           # optimizer steps
+    batch_size: int = 8         # global: the number of processes does not change it
     lr: float = 6e-3            # highest learning rate
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.99           # decay of the averaged weights
-    alone: float = 0.6          # share of the steps in which the mean is learned alone
-    denoising: float = 0.1      # weight of the denoising error beside that of the mean
+    mean_share: float = 0.7     # of the steps; the others are for what the mean leaves
+    slope: float = 1.0          # weight of the error of the mean's slopes beside its own
     sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
     sigma_std: float = 1.4
     turn: bool = True           # random reflections and transposes
@@ -74,8 +75,8 @@ class Config(RunConfig):
         super().__post_init__()
         counts = ("steps", "batch_size", "patch", "stride_x", "stride_t", "val_trajectories")
         check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
-              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), codec_error=(0, 1), alone=(0, 1),
-              denoising=(0, math.inf), sigma_mean=(-20, 20), sigma_std=(1e-3, 20),
+              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), codec_error=(0, 1),
+              mean_share=(0, 1), slope=(0, math.inf), sigma_mean=(-20, 20), sigma_std=(1e-3, 20),
               members=(2, 65536), calls=(2, math.inf), refine=(0, 1000), seed=(0, 2**31),
               **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
@@ -86,24 +87,41 @@ class Config(RunConfig):
             raise UsageError("--table takes numbers of network calls of at least 1.")
         check_steady(self.tasks)
 
+    @property
+    def switch(self):
+        """The step from which the mean is fixed."""
+        return int(self.mean_share * self.steps)
 
-def steady_loss(model, batch, task, prior, denoising):
-    """Relative error of the mean (B,); later also the error of denoising what the mean leaves."""
+
+def steady_loss(model, batch, task, prior, slope):
+    """Relative errors (B,) of the mean and of its slopes, or the error of denoising what it leaves.
+
+    Slopes tell the mean to be continuous from patch to patch, and count where the equation does.
+    """
     u = task.codec.decode(batch["z"].flatten(0, 1)).unflatten(0, (-1, 2))  # (a, 0) and (a, u)
     if "turn" in batch:
         u = turned(u, batch["turn"])
     z0, z1 = task.codec.encode(u.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)  # (B, N, D)
-    x = prior.coordinates(z0, z1, size_of(u[:, 0, 0], batch["cond"]))
-    mean = model(z0, batch["cond"])
-    whole = prior.center @ prior.dual + x  # of u itself
-    loss = ((mean - x).square().sum((1, 2)) / whole.square().sum((1, 2))).sqrt()
+    cond, size = batch["cond"], size_of(u[:, 0, 0], batch["cond"])
     if "noise" not in batch:
-        return loss
-    own = prior.scale > 0
-    clean = own * (x - mean.detach()) / torch.where(own, prior.scale, 1.0)
-    net = functools.partial(model, z0, batch["cond"])
-    return loss + denoising * denoising_loss(net, clean, batch["sigma"], own * batch["noise"],
-                                             mask=own.float())
+        p, y = task.codec.decode(prior.latent(z0, model(z0, cond), size))[:, 1], u[:, 1, 1]
+        return relative(p, y) + slope * relative(slopes(p), slopes(y))
+    with torch.no_grad():
+        clean = prior.scaled(prior.coordinates(z0, z1, size) - model(z0, cond))
+    noisy = (prior.scale > 0) * batch["noise"]
+    return denoising_loss(functools.partial(model, z0, cond), clean, batch["sigma"], noisy,
+                          mask=prior.scale**2)
+
+
+def relative(p, y):
+    """|p - y| / |y| (B,)"""
+    return ((p - y).flatten(1).square().sum(1) / y.flatten(1).square().sum(1) + 1e-12).sqrt()
+
+
+def slopes(u):
+    """Differences of neighbours (B, *) of u (B, n, m), which is zero outside."""
+    u = F.pad(u, (1, 1, 1, 1))
+    return torch.cat([u.diff(dim=1).flatten(1), u.diff(dim=2).flatten(1)], 1)
 
 
 def prepared(batch, cfg, task):
@@ -111,7 +129,7 @@ def prepared(batch, cfg, task):
     draw = noise.uniform(batch, cfg, (), stream=1)
     if cfg.turn:
         batch["turn"] = (draw * orientations(task.codec.grid)).long()
-    if batch["step"] >= int(cfg.alone * cfg.steps):
+    if batch["step"] >= cfg.switch and not cfg.dry_run:  # steps of the mean cost more
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
         batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
                                         cfg.sigma_std)
@@ -126,6 +144,14 @@ def evaluate(accelerator, prior, task, cfg, calls):
     names = {"nrmse": "nrmse_members", "nrmse_sample": "nrmse_sample", "crps": "crps"}
     names |= {"spread_skill": "spread_skill"} if calls > 1 else {}
     return {f"val/{name}": scores[key] for name, key in names.items()}
+
+
+def acts(cfg):
+    """Learning rates of the mean and of the denoiser, one after the other; zero holds a network."""
+    first = warmup_cosine(cfg.warmup, cfg.switch)
+    second = warmup_cosine(cfg.warmup, cfg.steps - cfg.switch)
+    return [lambda k: first(k) if k < cfg.switch else 0.0,
+            lambda k: second(k - cfg.switch) if k >= cfg.switch else 0.0]
 
 
 def main(argv=None):
@@ -149,15 +175,16 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model)
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=cfg.weight_decay,
-                                      fused=True, capturable=True)
-        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+        parts = [{"params": part.parameters(), "lr": lr.clone()} for part in prior.children()]
+        optimizer = torch.optim.AdamW(parts, weight_decay=cfg.weight_decay, fused=True,
+                                      capturable=True)
+        scheduler = LambdaLR(optimizer, acts(cfg))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema)
-        loss = functools.partial(steady_loss, task=task, prior=prior, denoising=cfg.denoising)
+        loss = functools.partial(steady_loss, task=task, prior=prior, slope=cfg.slope)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)
@@ -170,7 +197,7 @@ def main(argv=None):
             return grad_norm
 
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
-        drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned too
+        drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             batch = prepared(batch, cfg, task)
             if "noise" in batch and not drawing:
@@ -183,7 +210,7 @@ def main(argv=None):
 
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm,
-                         "train/lr": scheduler.get_last_lr()[0]})
+                         "train/lr": max(scheduler.get_last_lr())})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     scores = evaluate(accelerator, prior, task, cfg, cfg.calls if drawing else 1)

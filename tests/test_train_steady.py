@@ -21,9 +21,9 @@ from ups.models.steady import size_of, turned, turned_back
 from ups.steady import load_steady
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every", "6",
-        "--save_every", "4", "--warmup", "4", "--patch", "4", "--model.dim", "16", "--model.depth",
+        "--save_every", "5", "--warmup", "4", "--patch", "4", "--model.dim", "16", "--model.depth",
         "1", "--model.modes", "4", "--denoiser.dim", "16", "--denoiser.depth", "1",
-        "--denoiser.modes", "4", "--members", "4", "--calls", "3", "--table", "1", "3"]
+        "--denoiser.modes", "4", "--members", "4", "--calls", "5", "--table", "1", "5"]
 LONG = ["--steps", "240", "--model.dim", "32", "--model.depth", "2", "--batch_size", "16",
         "--eval_every", "80", "--lr", "1e-2", "--log_every", "20"]
 
@@ -37,12 +37,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """An operator and a prior in one run; the prior is short, but long enough to have learned."""
+    """A prior that has learned a little, beside an operator that has learned nothing."""
     folder = tmp_path_factory.mktemp("trained")
-    train_operator.main([*flags(folder, data)[:6], "--tasks", "darcy2d", "--steps", "2", "--patch",
-                         "4", "--model.dim", "16", "--model.depth", "1"])
+    train_operator.main([*flags(folder, data)[:6], "--run", str(folder / "other"), "--tasks",
+                         "darcy2d", "--steps", "2", "--model.dim", "16", "--model.depth", "1"])
     fresh()
-    script.main(flags(folder, data, *LONG))
+    script.main(flags(folder, data, *LONG, "--operator", folder / "other"))
     fresh()
     return folder
 
@@ -77,18 +77,19 @@ def test_from_nothing_to_a_table(trained, data, capsys):
     test = json.loads((stage / "test.json").read_text())
     result = test["tasks"]["darcy2d"]
     assert "the coefficient is given" in test["definition"]["nrmse"]
-    assert result["samples"] == 6 and set(result["val_by_calls"]) == {"1", "3"}
+    assert result["samples"] == 6 and set(result["val_by_calls"]) == {"1", "5"}
     assert result["nrmse_members"] < 0.5 * result["nrmse_train"]  # better than no network
     assert result["nrmse_codec"] < 2e-3 and result["nrmse_stored"] == 0
     assert result["residual_stored"] < 1e-3 < result["residual_members"]
     assert result["crps"] < result["mae"]  # drawn members say more than the mean alone
-    assert 0.5 < result["spread_skill"] < 2
+    assert 0.4 < result["spread_skill"] < 2.5
     assert result["val_by_calls"]["1"]["spread_skill"] == 0
     assert result["nrmse_refined"] < result["nrmse_zero"] < 0.2
-    assert result["iterations_refined"] < result["iterations_zero"] - 0.5
+    for mean, zero in zip(result["iterations_refined"], result["iterations_zero"], strict=True):
+        assert mean < zero - 0.5
     assert result["nrmse_operator"] > 0.2 and result["residual_operator"] > 0  # two steps only
     assert (stage / "steady.png").stat().st_size > 20_000
-    script.main(flags(trained, data, *LONG))
+    script.main(flags(trained, data, *LONG, "--operator", trained / "other"))
     assert "is finished (step 240)" in capsys.readouterr().out
 
 
@@ -179,12 +180,12 @@ def test_draws_are_scaled_to_the_least_crps_of_the_fit_split(loaded):
 
     def score(factor):
         prior.scale.copy_(factor * before)
-        return measure_steady(accelerator, prior, task, "fit", 4, 3)["crps"].mean().item()
+        return measure_steady(accelerator, prior, task, "fit", 4, 5)["crps"].mean().item()
 
     scores = {factor: score(factor) for factor in (0.6, 0.8, 1.0, 1.25, 1.6)}
     assert min(scores, key=scores.get) == 1.0  # as it was trained and exported
     prior.scale.copy_(0.7 * before)
-    calibrate(accelerator, prior, task, 4, 3)
+    calibrate(accelerator, prior, task, 4, 5)
     assert torch.allclose(prior.scale, before, rtol=0.05)
 
 
@@ -221,7 +222,7 @@ def test_resume_is_bit_for_bit_and_memory_may_run_out(tmp_path, data, monkeypatc
     real = script.steady_loss
 
     def failing(model, batch, **options):
-        if len(losses(tmp_path / "cut" / "run")) == 9:
+        if len(losses(tmp_path / "cut" / "run")) == 11:
             raise RuntimeError("cut")
         return real(model, batch, **options)
 
@@ -229,7 +230,7 @@ def test_resume_is_bit_for_bit_and_memory_may_run_out(tmp_path, data, monkeypatc
         patch.setattr(script, "steady_loss", failing)
         script.main(flags(tmp_path / "cut", data))
     script.main(flags(tmp_path / "cut", data))
-    assert "step_8" in capsys.readouterr().out
+    assert "step_10" in capsys.readouterr().out
     whole, cut = (tmp_path / name / "run" / "steady" for name in ("whole", "cut"))
     assert losses(whole.parent) == losses(cut.parent)
     model = "model/model.safetensors"

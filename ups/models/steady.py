@@ -9,13 +9,12 @@ written in coordinates x (B, N, D) of its own, the principal components of that 
 since u is proportional to beta and to 1/a: all samples then count alike, as they do in an nRMSE.
 
 u follows from a, so p(x | a) is narrow, and a denoiser would have to learn its mean again at every
-level of noise. It is therefore a mean and what that leaves,
+level of noise. It is therefore a mean and what that leaves, learned one after the other:
 
     x = m(a) + scale r          m = body(z0)
                                 r ~ D(r; sigma) = c_skip r + c_out net(c_in r, c_noise | z0)
 
-two networks, so that neither disturbs the other; `scale` (D,) is the deviation of x - m on samples
-that the mean was not trained on.
+`scale` (D,) is the deviation of x - m on samples that the mean was not trained on.
 """
 
 import functools
@@ -58,6 +57,11 @@ class SteadyPrior(nn.Module):
     def latent(self, z0, x, size):
         """z1 (B, N, D), the inverse of `coordinates`"""
         return z0 + size[:, None, None] * (self.center + x @ self.basis)
+
+    def scaled(self, difference):
+        """r (B, N, D) of x - m"""
+        own = self.scale > 0
+        return own * difference / torch.where(own, self.scale, 1.0)
 
     @torch.no_grad()
     def draw(self, z0, cond, noise, calls, sampler=multistep):
