@@ -169,9 +169,13 @@ def test_fp16_is_refused(tmp_path, data):
 
 
 def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
-    """Rank 1 has no trajectory to measure here, and must compute all the same."""
-    script.main([*flags(tmp_path, data), "--tasks", "burgers1d"])
-    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in flags(tmp_path, data)]
+    """Rank 1 has no trajectory to measure here, and must compute all the same.
+
+    An evaluation without a checkpoint after it must not leave its averaged weights behind.
+    """
+    alone = [*flags(tmp_path, data), "--eval_every", "4"]
+    script.main([*alone, "--tasks", "burgers1d"])
+    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
     helpers = ROOT / "tests" / "train"
     done = launch(helpers / "operator_under_fsdp.py", *two, "--tasks", "burgers1d",
                   config="2gpu_fsdp.yaml", env={"PYTHONPATH": f"{ROOT}:{helpers}"})

@@ -10,6 +10,7 @@ import contextlib
 import math
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 
@@ -54,8 +55,17 @@ class EMA:
         own = [p.clone() for p in params]
         with torch.no_grad():
             torch._foreach_copy_(params, local(self.best if best else self.shadow))
+        reshard(model)
         try:
             yield model
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(params, own)
+            reshard(model)
+
+
+def reshard(model):
+    """Let FSDP2 forget what it has gathered, which it would use instead of new shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
