@@ -6,7 +6,8 @@
     python evaluate.py --compare runs/A runs/B                                    # one table
 
 Takes the finished stages of the run, in float32, on any number of processes. Writes
-runs/NAME/evaluation/ (evaluation_pdebench/ with --protocol pdebench): metrics.json and metrics.csv,
+runs/NAME/evaluation/ (evaluation_pdebench/ with --protocol pdebench, .._partial/ with
+--trajectories): metrics.json and metrics.csv,
 every number with its definition and interval, and report.html, one file to open in a browser.
 `--compare` prints a table over runs and writes it beside them as compare.html, which can be sorted.
 """
@@ -98,7 +99,7 @@ def open_data(accelerator, cfg, operator):
 def evaluate(accelerator, cfg, task, index, stages):
     """Numbers and pictures of a task, the same on every rank."""
     ensembles = {name: (stage.model, cfg.members or stage.settings.members,
-                        cfg.calls or stage.settings.calls, stage.settings.correct_every)
+                        calls_of(cfg, name, stage), stage.settings.correct_every)
                  for name, stage in stages.items() if name in ENSEMBLES}
     sizes = {name: ensemble[1] for name, ensemble in ensembles.items()}
     forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, cfg.guards,
@@ -123,6 +124,12 @@ def evaluate(accelerator, cfg, task, index, stages):
     return result, {"spec": spec, "channel": spec.channels[shown_channel(task)], "chosen": chosen,
                     "params": task.fields.params(chosen),
                     "fields": show(task, forecasts, chosen, test, accelerator.device)}
+
+
+def calls_of(cfg, name, stage):
+    """Network calls that draw a member: a student was taught no more than its own."""
+    own = stage.settings.calls
+    return min(cfg.calls, own) if cfg.calls and name == "consistency" else cfg.calls or own
 
 
 def main(argv=None):
@@ -160,7 +167,8 @@ def main(argv=None):
     if accelerator.is_main_process:
         print(headline(about))
     pictures = {name: shown for name, (_, shown) in results.items()}
-    on_main(accelerator, write_outputs, run / FOLDERS[cfg.protocol], about, pictures)
+    folder = FOLDERS[cfg.protocol] + "_partial" * (cfg.trajectories > 0)  # no whole test split
+    on_main(accelerator, write_outputs, run / folder, about, pictures)
     accelerator.end_training()
 
 

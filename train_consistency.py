@@ -89,7 +89,7 @@ def evaluate(accelerator, operator, student, tasks, cfg):
     """Validation CRPS, for each task, as a share of the operator's absolute error."""
     scores = {"val/crps_ratio": 0.0}
     for index, task in enumerate(tasks):
-        ratio = val_ratio(accelerator, operator, task, index, student, cfg.calls)
+        ratio = val_ratio(accelerator, operator, task, index, student, cfg)
         scores["val/crps_ratio"] += ratio / len(tasks)
         if len(tasks) > 1:
             scores[f"val/{task.name}/crps_ratio"] = ratio
@@ -167,8 +167,7 @@ def main(argv=None):
             calls = teacher.settings.calls
             correctors = {f"diffusion, {calls} calls": (teacher.model, calls),
                           "student, 1 call": (student, 1), "student, 2 calls": (student, 2)}
-            finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
-                             cfg.correct_every)
+            finish_ensembles(run, operator.model, correctors, latents.tasks)
 
 
 if __name__ == "__main__":

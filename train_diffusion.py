@@ -95,7 +95,7 @@ def evaluate(accelerator, operator, corrector, tasks, cfg):
     """Validation CRPS, for each task, as a share of the operator's absolute error."""
     scores = {"val/crps_ratio": 0.0}
     for index, task in enumerate(tasks):
-        ratio = val_ratio(accelerator, operator, task, index, corrector, cfg.calls)
+        ratio = val_ratio(accelerator, operator, task, index, corrector, cfg)
         scores["val/crps_ratio"] += ratio / len(tasks)
         if len(tasks) > 1:
             scores[f"val/{task.name}/crps_ratio"] = ratio
@@ -169,8 +169,7 @@ def main(argv=None):
                                "tasks": operator.config["tasks"],
                                "tables": [tuple(table.shape) for table in tables]})
             correctors = {f"diffusion, {cfg.calls} calls": (corrector, cfg.calls)}
-            finish_ensembles(run, operator.model, correctors, latents.tasks, cfg.members,
-                             cfg.correct_every)
+            finish_ensembles(run, operator.model, correctors, latents.tasks)
 
 
 if __name__ == "__main__":

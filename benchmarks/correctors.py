@@ -45,6 +45,7 @@ def main(argv=None):
         draw = functools.partial(drawn, operator.model)
         rows = {"operator": shaken(operator.model, task, 0.0),
                 f"perturbed input {size:g}": shaken(operator.model, task, size)}
+        rows["dressed, no network"] = draw(teacher.model, 0)
         rows |= {f"teacher, {calls} calls": draw(teacher.model, calls) for calls in CALLS}
         rows["teacher, Heun, 31 calls"] = draw(teacher.model, 31, sampler=heun)
         rows |= {f"student, {calls} calls": draw(student.model, calls) for calls in (1, 2)}

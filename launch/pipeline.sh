@@ -12,7 +12,7 @@
 # MAIN_PORT and PROCESSES (of all machines) set. All begin at the first step again when one is lost, so they meet.
 set -u
 
-if [ $# -lt 1 ]; then
+if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
     echo "usage: launch/pipeline.sh RUN [accelerate config] [flags of the stages]" >&2
     exit 2
 fi

@@ -61,8 +61,8 @@ def test_the_scores_are_what_they_say(base, stage):
     assert alone["nrmse_mean"] == pytest.approx(
         operator["tasks"]["burgers1d"]["nrmse"]["operator"], rel=1e-5)  # the same trajectories
     labels = list(result["scores"])
-    assert labels[1].startswith("perturbed input") and len(labels) == (3 if stage == "diffusion"
-                                                                       else 5)
+    assert labels[1].startswith("perturbed input") and labels[2] == "dressed, no network"
+    assert len(labels) == (4 if stage == "diffusion" else 6)
     for label in labels[1:]:
         assert all(value > 0 for value in result["scores"][label]["spread_skill"])
     for task in test["tasks"]:
@@ -130,6 +130,14 @@ def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
     operator.mark = "other"
     with pytest.raises(UsageError, match="another operator"):
         load_corrector(base / "run", "diffusion", operator)
+    operator.mark = teacher.config["lineage"]["operator"]
+    path = tmp_path / "run" / "diffusion" / "model" / "config.json"
+    copied_student = tmp_path / "run" / "consistency"
+    shutil.copytree(base / "run" / "consistency", copied_student)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(teacher.config | {"fingerprint": "another"}))
+    with pytest.raises(UsageError, match="student of another teacher"):
+        load_corrector(tmp_path / "run", "consistency", operator)
     end = tmp_path / "run" / "operator" / "exit.json"
     end.write_text(json.dumps({"status": "stopped", "step": 3, "reason": ""}))
     with pytest.raises(UsageError, match="not finished .*stopped"):

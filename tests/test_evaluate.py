@@ -148,7 +148,7 @@ def test_a_failure_leaves_the_earlier_report(base, tmp_path, monkeypatch):
     run = copied(base, tmp_path)
     flags = ["--run", str(run), "--trajectories", "2"]
     evaluate.main(flags)
-    before = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
+    before = {p.name: p.read_bytes() for p in (run / "evaluation_partial").iterdir()}
     assert set(before) == {"metrics.json", "metrics.csv", "report.html"}
 
     def broken(about, pictures):
@@ -157,7 +157,7 @@ def test_a_failure_leaves_the_earlier_report(base, tmp_path, monkeypatch):
     monkeypatch.setattr("ups.eval.outputs.page", broken)
     with pytest.raises(OSError, match="no space"):
         evaluate.main(flags)
-    assert {p.name: p.read_bytes() for p in (run / "evaluation").iterdir()} == before
+    assert {p.name: p.read_bytes() for p in (run / "evaluation_partial").iterdir()} == before
 
 
 def other_weights(folder):
@@ -215,7 +215,7 @@ def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
     with pytest.raises(UsageError, match="at least two"):
         evaluate.main(["--compare", str(run)])
     (run / "operator" / "test.json").unlink()
-    with pytest.raises(UsageError, match="has no numbers yet; make them with"):
+    with pytest.raises(UsageError, match="has no numbers of an operator yet"):
         evaluate.main(["--compare", str(run), str(base / "run")])
     shutil.copytree(base / "run" / "evaluation", run / "evaluation")
     other_weights(run / "operator" / "model")

@@ -28,7 +28,8 @@ def files(folder):
 def test_the_folder_gives_the_same_rollouts_bit_for_bit(run, tmp_path, capsys):
     add_corrector(run, "diffusion")
     (run / "evaluation").mkdir()
-    (run / "evaluation" / "report.html").write_text("<p>report</p>")
+    (run / "evaluation" / "metrics.csv").write_text("task,score")
+    (run / "evaluation" / "report.html").write_text("has paths of this machine")
     (run / "consistency").mkdir()  # begun and not finished: left out
     out = tmp_path / "some" / "model"
     main([str(run), "--out", str(out), "--license", "mit"])
@@ -39,7 +40,7 @@ def test_the_folder_gives_the_same_rollouts_bit_for_bit(run, tmp_path, capsys):
     assert np.array_equal(before.rollout(u0, **ask), after.rollout(u0, **ask))
     assert np.array_equal(before.rollout(u0, **ask, members=3), after.rollout(u0, **ask, members=3))
     names = set(files(out))
-    assert {"README.md", "config.json", "evaluation/report.html", "operator/exit.json",
+    assert {"README.md", "config.json", "evaluation/metrics.csv", "operator/exit.json",
             "codec/advection1d/model/model.safetensors"} <= names
     assert not [name for name in names if "checkpoints" in name or "consistency" in name]
     assert not [name for name, text in files(out).items() if str(tmp_path).encode() in text]

@@ -42,7 +42,7 @@ def export(run, out, license=None):
 
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    patterns = [f"{stage}/{file}" for stage in marks for file in FILES] + ["evaluation/*.*"]
+    patterns = [f"{stage}/{file}" for stage in marks for file in FILES] + ["evaluation/*.csv"]
     for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
         target = partial / path.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)

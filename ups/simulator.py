@@ -11,6 +11,7 @@ way to one axis of points. Numpy in, numpy out; torch in, torch out, on the devi
 """
 
 import functools
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,6 +175,11 @@ def _condition(given, task, batch):
         if value.shape not in ((), (batch,)):
             raise UsageError(f"params[{name!r}] has the shape {tuple(value.shape)}; give a number, "
                              f"or {batch} of them, one per row of u0.")
+        if not value.isfinite().all():
+            raise UsageError(f"params[{name!r}] holds NaN or Inf.")
+        if (value < min(known)).any() or (value > max(known)).any():
+            warnings.warn(f"{name} was {_list(known)} in training; what is outside is a guess.",
+                          stacklevel=3)
         columns.append(value.expand(batch))
     return condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0), task.params)
 

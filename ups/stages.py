@@ -44,6 +44,10 @@ def load_corrector(run, stage, operator):
     if loaded.config["lineage"]["operator"] != operator.mark:
         raise UsageError(f"{Path(run) / stage} was trained for another operator than the one in "
                          f"{Path(run) / 'operator'}; train it again in a new --run.")
+    teacher = read_json(Path(run) / "diffusion" / "model" / "config.json").get("fingerprint")
+    if teacher and loaded.config["lineage"].get("diffusion", teacher) != teacher:
+        raise UsageError(f"{Path(run) / stage} is the student of another teacher than the one in "
+                         f"{Path(run) / 'diffusion'}; train it again in a new --run.")
     return loaded
 
 
@@ -59,6 +63,9 @@ def _load(run, stage, build):
     folder = Path(run) / stage
     end = read_json(folder / "exit.json")
     command = f"`accelerate launch {SCRIPTS[stage]} --run {run}`"
+    if stage == "operator" and not folder.is_dir() and (Path(run) / "steady").is_dir():
+        raise UsageError(f"{run} holds a steady prior alone, and this needs an operator; "
+                         f"`accelerate launch evaluate.py --run {run}` reports what it holds.")
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such stage yet; train it first with {command}.")
     if end.get("status") != "done":

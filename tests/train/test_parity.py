@@ -65,7 +65,9 @@ def test_all_ranks_end_with_the_same_weights(runs):
     assert gap(weights(runs[2] / "micro0", 0), weights(runs[2] / "micro0", 1)) == 0.0
 
 
-@pytest.mark.parametrize("first, then", [(1, 1), (2, 2), (1, 2), (2, 1), (2, 3)])
+@pytest.mark.parametrize("first, then", [
+    (1, 1), (2, 2), (2, 1), *(pytest.param(*pair, marks=pytest.mark.soak)
+                              for pair in ((1, 2), (2, 3)))])
 def test_a_killed_run_resumes(runs, tmp_path, first, then):
     """Killed at step 5, between two checkpoints; the same number of processes: bit for bit."""
     killed = launch(TOY, "--run", tmp_path, processes=first, env={"DIE_AT": "5"})

@@ -56,6 +56,9 @@ def read_run(run, folder):
     if not run.is_dir():
         raise UsageError(f"there is no run {run}.")
     about, test = read_json(run / folder / "metrics.json"), run / "operator" / "test.json"
+    if not isinstance(about, dict):
+        raise UsageError(f"{run / folder / 'metrics.json'} is damaged; run `accelerate launch "
+                         f"evaluate.py --run {run}` again.")
     rows, model = {}, read_json(run / "operator" / "model" / "config.json")
     mark = about.get("lineage", {}).get("operator", {}).get("fingerprint")
     if about and mark != model.get("fingerprint"):
@@ -73,8 +76,8 @@ def read_run(run, folder):
                       "persistence": result["nrmse_rollout"]["persistence"],
                       "drift": result.get("conservation_drift")}
     if not rows:
-        raise UsageError(f"{run} has no numbers yet; make them with `accelerate launch evaluate.py "
-                         f"--run {run}`.")
+        raise UsageError(f"{run} has no numbers of an operator yet; train one, then run "
+                         f"`accelerate launch evaluate.py --run {run}`.")
     skipped = {field.name for field in dataclasses.fields(RunConfig)} - {"data"} | {"tasks"}
     settings = {}
     for path in sorted(run.glob("*/config.json")):

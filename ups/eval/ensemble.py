@@ -13,10 +13,12 @@ import functools
 
 import torch
 
+ROWS = 4096  # members that go through a network at a time, where nothing else is said
+
 
 @torch.no_grad()
 def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, correct_every=1,
-              leads=None, rows=4096, **how):
+              leads=None, rows=ROWS, **how):
     """Yield (k, members (B, M, N, D)) for k = 1 .. steps, or for those of `leads` alone.
 
     noise: (B, M, 2, N, D) normal numbers, the same at every lead, so that the frames of a member
@@ -41,7 +43,7 @@ def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, corr
 
 
 @torch.no_grad()
-def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None, rows=4096):
+def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None, rows=ROWS):
     """Yield (k, members) as `corrected` does, from z0 + size * noise (B, M, N, D)."""
     members = (z0[:, None] + size * noise).flatten(0, 1)
     flat = [_members(x, noise.shape[1]) for x in (dt, cond)]

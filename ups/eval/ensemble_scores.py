@@ -8,7 +8,7 @@ import functools
 
 import torch
 
-from ups.eval.ensemble import corrected, member_noise, perturbed
+from ups.eval.ensemble import ROWS, corrected, member_noise, perturbed
 from ups.eval.metrics import (
     DEFINITIONS,
     crps,
@@ -31,16 +31,17 @@ BLOCKS = {"crps": "CRPS (of the operator alone: its absolute error)",
           "spread_skill": "spread / skill", "spectrum_error": "high-band spectrum error"}
 
 
-def finish_ensembles(run, operator, correctors, tasks, members, correct_every=1):
+def finish_ensembles(run, operator, correctors, tasks):
     """Test the correctors {label: (corrector, calls)}; print, write `test.json`, draw."""
-    results, show = {}, run.accelerator.is_main_process
+    results, show, members = {}, run.accelerator.is_main_process, run.cfg.members
+    dressing = next(iter(correctors.values()))[0], 0
     for index, task in enumerate(tasks):
         judge = functools.partial(measure_ensemble, run.accelerator, task, index)
         size = tuned_size(judge, operator, task)
         rows = {"operator": (shaken(operator, task, 0.0), 1),
                 f"perturbed input, {size:g}": (shaken(operator, task, size), members)}
-        rows |= {label: (drawn(operator, corrector, calls, correct_every), members)
-                 for label, (corrector, calls) in correctors.items()}
+        rows |= {label: (drawn(operator, corrector, calls, run.cfg), members) for label,
+                 (corrector, calls) in ({"dressed, no network": dressing} | correctors).items()}
         leads = [lead for lead in LEADS if lead < task.fields.spec.frames]
         scores = {label: summary(judge("test", draw, count, leads), count)
                   for label, (draw, count) in rows.items()}
@@ -61,11 +62,12 @@ def finish_ensembles(run, operator, correctors, tasks, members, correct_every=1)
                 print(f"no picture: {error}")
 
 
-def val_ratio(accelerator, operator, task, index, corrector, calls):
+def val_ratio(accelerator, operator, task, index, corrector, cfg):
     """CRPS on the val split as a share of the operator's absolute error, mean over some leads."""
     judge = functools.partial(measure_ensemble, accelerator, task, index, "val",
                               leads=VAL["leads"], limit=VAL["limit"])
-    ensemble = judge(drawn(operator, corrector, min(calls, VAL["calls"])), VAL["members"])
+    calls = min(cfg.calls, VAL["calls"])
+    ensemble = judge(drawn(operator, corrector, calls, cfg), VAL["members"])
     alone = judge(shaken(operator, task, 0.0), 1)
     return (ensemble["crps"].mean(0) / alone["crps"].mean(0)).mean().item()
 
@@ -147,11 +149,16 @@ def decode(task, z):
     return task.codec.decode(task.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
 
 
-def drawn(operator, corrector, calls, correct_every=1, **how):
-    """The ensemble that `corrector` draws, in the form that `measure_ensemble` wants."""
+def drawn(operator, corrector, calls, cfg=None, **how):
+    """The ensemble that `corrector` draws, in the form that `measure_ensemble` wants.
+
+    `cfg` says how often it corrects and how many members go through the network at a time.
+    """
+    every, rows = (cfg.correct_every, cfg.micro_batch or ROWS) if cfg else (1, ROWS)
+
     def draw(z0, steps, dt, cond, task, noise, leads):
         return corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls,
-                         correct_every, leads, **how)
+                         every, leads, rows, **how)
 
     return draw
 

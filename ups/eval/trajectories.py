@@ -74,7 +74,7 @@ def _frames(count):
 def _card(body, times, **data):
     data = json.dumps({"times": times, **data}, allow_nan=False)
     return (f"{body}<div class=play><button>play</button><input type=range min=0 step=1 "
-            f"max={len(times) - 1} value={len(times) - 1} aria-label=time><output></output></div>"
+            f"max={len(times) - 1} value={len(times) // 4} aria-label=time><output></output></div>"
             f"<script type=application/json>{data}</script>")
 
 

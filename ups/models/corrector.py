@@ -11,6 +11,7 @@ over the trajectories of the fit split: linear where r is small, a logarithm whe
 
     teacher   along the probability flow, by `multistep`, or `heun` with two calls a step
     student   consistency function, one or two network calls
+    dressing  no call at all: x is drawn from N(0, 1), a yardstick for what the network gains
 
 Both are this one class and may exchange weights; `kind` says how to draw.
 """
@@ -44,8 +45,7 @@ class Corrector(nn.Module):
 
     def table(self, task, lead):
         """s, c and the largest asinh(r / s) after `lead` (B,) steps: (B, 3, 1, D)."""
-        table = self.get_buffer(f"table{task}")
-        return table[:, lead.clamp(max=table.shape[1]) - 1].transpose(0, 1)[:, :, None]
+        return self.get_buffer(f"table{task}")[:, lead - 1].transpose(0, 1)[:, :, None]
 
     def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0):
         """x, z0, z1_hat (B, N, D), lead (B,) int, dt (B,), cond (B, P) -> (B, N, D)"""
@@ -54,11 +54,14 @@ class Corrector(nn.Module):
     @torch.no_grad()
     def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep):
         """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
+        lead = lead.clamp(max=self.get_buffer(f"table{task}").shape[1])  # later: as the last
         table = self.table(task, lead)
         noise = noise * (table[:, :1] > 0)  # none in the padding
         net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task)
         x = SIGMAS[1] * noise[:, 0]
-        if self.kind == "consistency":
+        if calls == 0:
+            r = noise[:, 0]
+        elif self.kind == "consistency":
             f = functools.partial(consistency, net)
             r = few_step(f, x, LADDER[list(JUMPS[:calls])], lambda i: noise[:, i])
         else:

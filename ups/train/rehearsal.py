@@ -124,7 +124,7 @@ def _table(run, clock, needs, fault):
     memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, (peak, _) in enumerate(needs))
     print(f"""
 rehearsal of {run.stage}: {len(needs)} process{"es" * (len(needs) > 1)}, {device}
-  seconds per step       {seconds:.4f} at the longest unroll
+  seconds per step       {seconds:.4f} at the end of training
   evaluation, checkpoint {last:.2f} s each time
   total                  at most {total / 60:.1f} minutes for {cfg.steps} steps
   peak memory            {memory}
