@@ -68,14 +68,14 @@ def headline(about):
         lines += [f"\n{task}: test nRMSE of {result['trajectories']} trajectories, "
                   f"{result['protocol']}",
                   f"{'':20}" + "".join(f"{f'step {lead}':>11}" for lead in leads)
-                  + f"{'all steps':>11}   95 % interval"]
+                  + f"{'all steps':>11}   {'95 % interval':23}{'CRPS':>9}"]
         for name in LABELS:
             if name in result["forecasts"] and name not in PROBES:
-                score = result["forecasts"][name]["scores"]["nrmse"]
+                score, crps = (result["forecasts"][name]["scores"][m] for m in ("nrmse", "crps"))
                 values = [score["by_lead"][lead - 1] for lead in leads] + [score["all"]]
                 low, high = score["interval"]
                 lines.append(f"{LABELS[name]:20}" + "".join(f"{v:11.2e}" for v in values)
-                             + f"   {low:.2e} to {high:.2e}")
+                             + f"   {f'{low:.2e} to {high:.2e}':23}{crps['all']:9.2e}")
     if about["steady"]:
         lines.append(f"steady prior: the numbers of its own test, {about['run']}/steady/test.json")
     return "\n".join([*lines, f"{about['definitions']['nrmse']}."] if about["tasks"] else lines)

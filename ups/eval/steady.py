@@ -221,7 +221,7 @@ def finish_steady(run, prior, task, cfg, operator=None):
 
 ROWS_OF_TABLE = {
     "members": "mean of {members} members, {calls} calls each",
-    "mean": "mean alone, 1 call each",
+    "mean": "mean alone, a call for each of 8 turns",
     "sample": "one member",
     "operator": "operator, one step",
     "train": "mean of train, scaled by beta / mean(a)",
