@@ -108,9 +108,9 @@ def steady_loss(model, batch, task, prior, slope):
         return relative(p, y) + slope * relative(slopes(p), slopes(y))
     with torch.no_grad():
         clean = prior.scaled(prior.coordinates(z0, z1, size) - model(z0, cond))
-    noisy = (prior.scale > 0) * batch["noise"]
-    return denoising_loss(functools.partial(model, z0, cond), clean, batch["sigma"], noisy,
-                          mask=prior.scale**2)
+    own = prior.scale > 0
+    return denoising_loss(functools.partial(model, z0, cond), clean, batch["sigma"],
+                          own * batch["noise"], mask=prior.scale**2)
 
 
 def relative(p, y):
@@ -200,9 +200,12 @@ def main(argv=None):
         drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             batch = prepared(batch, cfg, task)
-            if "noise" in batch and not drawing:
+            if "noise" in batch and not drawing:  # from here on the mean is fixed
                 with ema.applied(model):
                     prior.scale.copy_(left_over(prior, task))
+                for p in optimizer.param_groups[1]["params"]:  # moments of gradients that were zero
+                    for moment in optimizer.state.get(p, {}).values():
+                        moment.zero_()
                 drawing = True
             loss = backward(batch)  # same outcome on every rank
             grad_norm = update()
