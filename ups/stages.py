@@ -31,7 +31,7 @@ class Loaded:
 
 
 def load_operator(run):
-    return _load(run, "operator", lambda config, tasks: LatentOperator(_sizes(config), tasks))
+    return load_stage(run, "operator", lambda config, tasks: LatentOperator(_sizes(config), tasks))
 
 
 def load_corrector(run, stage, operator):
@@ -40,7 +40,7 @@ def load_corrector(run, stage, operator):
         tables = [torch.ones(shape) for shape in config["tables"]]
         return Corrector(_sizes(config), tasks, tables, stage)
 
-    loaded = _load(run, stage, build)
+    loaded = load_stage(run, stage, build)
     if loaded.config["lineage"]["operator"] != operator.mark:
         raise UsageError(f"{Path(run) / stage} was trained for another operator than the one in "
                          f"{Path(run) / 'operator'}; train it again in a new --run.")
@@ -59,7 +59,8 @@ def inherit(cfg, operator):
     return SimpleNamespace(**vars(operator.settings) | own)
 
 
-def _load(run, stage, build):
+def load_stage(run, stage, build):
+    """The frozen model of a finished stage; build(config, tasks) makes it without its weights."""
     folder = Path(run) / stage
     end = read_json(folder / "exit.json")
     command = f"`accelerate launch {SCRIPTS[stage]} --run {run}`"

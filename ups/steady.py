@@ -10,7 +10,7 @@ from ups.data.tasks import TASKS
 from ups.latents import open_tasks
 from ups.models.latent_operator import OperatorConfig
 from ups.models.steady import SteadyPrior, orientations, size_of, turned
-from ups.stages import _load, load_operator
+from ups.stages import load_operator, load_stage
 
 
 def load_steady(run):
@@ -19,7 +19,7 @@ def load_steady(run):
         return SteadyPrior(*(OperatorConfig(**config[key]) for key in ("model", "denoiser")),
                            *tasks)
 
-    return _load(run, "steady", build)
+    return load_stage(run, "steady", build)
 
 
 def check_steady(tasks):
