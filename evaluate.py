@@ -30,7 +30,7 @@ from ups.eval.evaluation import measure_all, show, shown_channel, spectrum_leads
 from ups.eval.forecasts import ENSEMBLES, make_forecasts
 from ups.eval.guards import check_guards
 from ups.eval.metrics import DEFINITIONS
-from ups.eval.outputs import headline, write_outputs
+from ups.eval.outputs import write_outputs
 from ups.eval.protocol import FOLDERS, begin, in_words
 from ups.latents import open_tasks
 from ups.stages import inherit, load_corrector, load_operator
@@ -164,8 +164,6 @@ def main(argv=None):
         about["lineage"]["steady"] = {"fingerprint": model.get("fingerprint"),
                                       "built on": model.get("lineage")}
         about["config"]["steady"] = read_json(run / "steady" / "config.json")
-    if accelerator.is_main_process:
-        print(headline(about))
     pictures = {name: shown for name, (_, shown) in results.items()}
     folder = FOLDERS[cfg.protocol] + "_partial" * (cfg.trajectories > 0)  # no whole test split
     on_main(accelerator, write_outputs, run / folder, about, pictures)

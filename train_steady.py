@@ -14,7 +14,6 @@ import functools
 import math
 
 import torch
-import torch.nn.functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -25,12 +24,12 @@ from ups.eval.steady import calibrate, finish_steady, measure_steady, summary
 from ups.latents import open_latents
 from ups.models.diffusion import denoising_loss, training_sigma
 from ups.models.latent_operator import OperatorConfig
-from ups.models.steady import SteadyPrior, orientations, size_of, turned
+from ups.models.steady import SteadyPrior, orientations, relative, size_of, slopes, turned
 from ups.steady import check_steady, differences, left_over, operator_beside
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import warmup_cosine
+from ups.train.schedule import in_two_acts
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -113,17 +112,6 @@ def steady_loss(model, batch, task, prior, slope):
                           own * batch["noise"], mask=prior.scale**2)
 
 
-def relative(p, y):
-    """|p - y| / |y| (B,)"""
-    return ((p - y).flatten(1).square().sum(1) / y.flatten(1).square().sum(1) + 1e-12).sqrt()
-
-
-def slopes(u):
-    """Differences of neighbours (B, *) of u (B, n, m), which is zero outside."""
-    u = F.pad(u, (1, 1, 1, 1))
-    return torch.cat([u.diff(dim=1).flatten(1), u.diff(dim=2).flatten(1)], 1)
-
-
 def prepared(batch, cfg, task):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     draw = noise.uniform(batch, cfg, (), stream=1)
@@ -144,14 +132,6 @@ def evaluate(accelerator, prior, task, cfg, calls):
     names = {"nrmse": "nrmse_members", "nrmse_sample": "nrmse_sample", "crps": "crps"}
     names |= {"spread_skill": "spread_skill"} if calls > 1 else {}
     return {f"val/{name}": scores[key] for name, key in names.items()}
-
-
-def acts(cfg):
-    """Learning rates of the mean and of the denoiser, one after the other; zero holds a network."""
-    first = warmup_cosine(cfg.warmup, cfg.switch)
-    second = warmup_cosine(cfg.warmup, cfg.steps - cfg.switch)
-    return [lambda k: first(k) if k < cfg.switch else 0.0,
-            lambda k: second(k - cfg.switch) if k >= cfg.switch else 0.0]
 
 
 def main(argv=None):
@@ -178,7 +158,7 @@ def main(argv=None):
         parts = [{"params": part.parameters(), "lr": lr.clone()} for part in prior.children()]
         optimizer = torch.optim.AdamW(parts, weight_decay=cfg.weight_decay, fused=True,
                                       capturable=True)
-        scheduler = LambdaLR(optimizer, acts(cfg))
+        scheduler = LambdaLR(optimizer, in_two_acts(cfg.warmup, cfg.switch, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

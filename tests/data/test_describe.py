@@ -24,7 +24,7 @@ def test_darcy_is_described_by_its_solution_and_a_script_that_exists(published, 
         v = u[:, 1, c].astype(float)
         assert (f"channel {name}       {v.min():.4g} to {v.max():.4g}, mean {v.mean():.4g}, "
                 f"std {v.std():.4g} (of 6 trajectories)") in text
-    assert "python train_operator.py --tasks darcy2d" in text
+    assert "python train_steady.py --tasks darcy2d" in text
 
 
 def test_columns_and_number(tmp_path, capsys):

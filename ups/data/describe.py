@@ -37,10 +37,11 @@ def describe(path):
         lines += [(f"channel {name}", text)]
 
     size = file.path.stat().st_size / 1e6
+    script = "train_steady.py" if steady else "train_operator.py"
     width = max(16, *(len(name) + 2 for name, _ in lines))
     return "\n".join([f"{file.path}: {file.task}, {size:,.1f} MB"]
                      + [f"  {name:{width}s}{text}" for name, text in lines]
-                     + [f"Train on it: python train_operator.py --tasks {file.task} "
+                     + [f"Train on it: python {script} --tasks {file.task} "
                         f"--data {file.path} --run runs/{file.task}"])
 
 

@@ -15,7 +15,11 @@ from ups.eval.report import LEADS
 
 
 def write_outputs(folder, about, pictures):
-    """Write all files under other names first, so that earlier reports survive a failure."""
+    """Print the main table and write all files (main process).
+
+    Under other names first, so that earlier reports survive a failure.
+    """
+    print(headline(about))
     about = clean(about)
     texts = {"metrics.json": json.dumps(about, indent=1, allow_nan=False) + "\n",
              "metrics.csv": as_csv(about), "report.html": page(about, pictures)}

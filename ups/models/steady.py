@@ -21,6 +21,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ups.models.corrector import SIGMAS
@@ -125,3 +126,14 @@ def turned_back(u, turn):
 def _bits(u, turn):
     turn = turn.view(-1, *[1] * (u.ndim - 1))
     return [(turn >> bit & 1).bool() for bit in range(3)]
+
+
+def relative(p, y):
+    """|p - y| / |y| (B,)"""
+    return ((p - y).flatten(1).square().sum(1) / y.flatten(1).square().sum(1) + 1e-12).sqrt()
+
+
+def slopes(u):
+    """Differences of neighbours (B, *) of u (B, n, m), which is zero outside."""
+    u = F.pad(u, (1, 1, 1, 1))
+    return torch.cat([u.diff(dim=1).flatten(1), u.diff(dim=2).flatten(1)], 1)

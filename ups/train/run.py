@@ -111,13 +111,12 @@ class Run:
             if state["lineage"].get(name) != mark:
                 raise UsageError(f"{self.folder} was trained on another {name}; "
                                  "put it back, or give another --run.")
-        restore_state(self.accelerator, tensors, state["optimizer"],
-                      model, optimizer.optimizer, ema)
+        inner = optimizer.optimizer
+        restore_state(self.accelerator, tensors, state["optimizer"], model, inner, ema)
         del state["scheduler"]["base_lrs"]  # from the configuration, and perhaps a tensor
         scheduler.load_state_dict(state["scheduler"])
         ema.updates.fill_(state["ema_updates"])
-        best = state["best_score"]
-        ema.best_score = math.inf if best is None else best
+        ema.best_score = math.inf if state["best_score"] is None else state["best_score"]
         backward.micro_batch = backward.micro_batch or state["micro_batch"]
         backward.splits += state["oom_splits"]
         self.step = sampler.start = state["step"]

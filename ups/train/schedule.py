@@ -11,3 +11,10 @@ def warmup_cosine(warmup, steps):
         return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (k - warmup) / max(1, steps - warmup)))
 
     return factor
+
+
+def in_two_acts(warmup, switch, steps):
+    """Factors of two groups of weights, one after the other; zero holds the other group."""
+    first, second = warmup_cosine(warmup, switch), warmup_cosine(warmup, steps - switch)
+    return [lambda k: first(k) if k < switch else 0.0,
+            lambda k: second(k - switch) if k >= switch else 0.0]
