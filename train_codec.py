@@ -96,7 +96,7 @@ def main(argv=None):
         task, = latents.tasks
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options())
+                            **run.loader_options(latents.windows))
 
         def frames(split, pieces=16):  # for the closed-form start
             for u in itertools.islice(frames_of(task.fields, split), pieces):

@@ -148,7 +148,7 @@ def main(argv=None):
         latents = open_latents(accelerator, cfg, "train", cfg.unroll)
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options())
+                            **run.loader_options(latents.windows))
 
         # model
         model = LatentOperator(cfg.model, [task.spec for task in latents.tasks])

@@ -147,7 +147,7 @@ def main(argv=None):
         (task,) = latents.tasks
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options())
+                            **run.loader_options(latents.windows))
 
         # model
         prior = model = SteadyPrior(cfg.model, cfg.denoiser, task.spec).to(accelerator.device)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy import conditions, load_baseline, now
+from benchmarks.baselines import conditions, load_baseline
+from benchmarks.turns import now
 from ups.config import UsageError, command, parse
 from ups.data.fields import open_fields
 from ups.data.solvers import SOLVERS
@@ -57,7 +58,9 @@ def stored(cfg):
     best = {}
     for path in Path(cfg.results).glob(f"{cfg.task}_*/result.json"):
         result = json.loads(path.read_text())
-        name, score = result["model"].split()[0], min(point[1] for point in result["curve"])
+        if len(result["tasks"]) > 1:
+            continue
+        name, score = result["kind"], min(point[1] for point in result["curve"])
         if name not in best or score < best[name][0]:
             best[name] = score, path.parent, result
     return {name: (folder, result) for name, (_, folder, result) in best.items()}

@@ -1,16 +1,19 @@
 """The yardsticks of benchmarks/: models against independent formulas, bookkeeping of results."""
 
 import json
+import threading
+import time
 
 import pytest
 import torch
 
-from benchmarks import accuracy
+from benchmarks import accuracy, baselines, turns
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import UNet, UNetConfig
 from ups.config import UsageError
 from ups.data.fields import open_fields
 from ups.data.make import make
+from ups.eval.metrics import nrmse
 
 
 def alive(model):
@@ -63,50 +66,84 @@ def test_parameters_are_counted_by_hand_and_odd_sizes_fit():
 
 def test_the_number_of_steps_fits_the_time():
     times = {1: 2.0, 2: 3.0, 3: 5.0}
-    steps = accuracy.steps_within(5000.0, times)
-    spent = sum(times[accuracy.unroll_at(k, steps, 3)] for k in range(steps))
-    assert spent == pytest.approx(5000.0, rel=5e-3)
-    assert accuracy.steps_within(100.0, {1: 0.5}) == 200
+    steps = turns.steps_within(5000.0, times)
+    assert turns.seconds_at(steps, steps, times) == pytest.approx(5000.0, rel=5e-3)
+    assert turns.seconds_at(10, steps, times) == 20.0
+    assert turns.steps_within(100.0, {1: 0.5}) == 200
+    marks = [(0, 1, 0.0), (10, 1, 30.0), (20, 1, 32.0), (30, 2, 53.0), (40, None, 83.0)]
+    assert turns.step_times(marks) == {1: 2.1, 2: 3.0}  # the median of 3, 0.2 and 2.1
+
+
+def test_whoever_times_its_steps_is_alone(tmp_path):
+    """Three threads with locks of their own: two train, one comes and times."""
+    trainers, at = [turns.Turns(tmp_path) for _ in range(2)], []
+
+    def train(me):
+        for _ in range(4 * turns.PATIENCE):
+            me.step()
+            at.append("train")
+            time.sleep(1e-4)
+        me.room.close()
+
+    threads = [threading.Thread(target=train, args=[me]) for me in trainers]
+    for thread in threads:
+        thread.start()
+    with turns.Turns(tmp_path).alone():
+        before = len(at)
+        time.sleep(0.2)
+        assert len(at) == before < 8 * turns.PATIENCE
+        at.append("alone")
+    for thread in threads:
+        thread.join(20)
+    assert len(at) == 8 * turns.PATIENCE + 1
 
 
 def test_a_short_training_lowers_the_error(tmp_path):
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=4, t_end=0.3)
-    model = ("fno --model.width 8 --model.depth 1 --model.modes 4 --lr 1e-2 --batch_size 4 "
-             "--unroll 2 --ema 0.5")
-    cell = {"task": "ns2d", "model": model, "seconds": 0.5, "seed": 0, "folder": tmp_path / "data"}
-    result = accuracy.train_baseline(cell, tmp_path / "fno", lambda: None)
+    flags = ("--model.width 8 --model.depth 1 --model.modes 4 --lr 1e-2 --batch_size 4 --unroll 2 "
+             "--ema 0.5").split()
+    cell = {"tasks": ["ns2d"], "model": "fno", "kind": "fno", "flags": flags, "seconds": 0.5,
+            "seed": 0, "folder": tmp_path / "data"}
+    result = baselines.train_baseline(cell, tmp_path / "fno", turns.Turns(tmp_path))
     fields = open_fields("ns2d", tmp_path / "data")
     u = fields.read(fields.split("test"))
-    persistence = accuracy.nrmse(u[:, :-1], u[:, 1:]).mean()
-    assert result["one_step"].mean() < 0.9 * persistence
-    assert result["rollout"].shape == (2, 3) and len(result["curve"]) == accuracy.MOMENTS
-    assert (result["rollout"][:, 0] - result["one_step"][:, 0]).abs().max() < 1e-6
+    persistence = nrmse(u[:, :-1], u[:, 1:]).mean()
+    tables = result["tables"]["ns2d"]
+    assert tables["one_step"].mean() < 0.9 * persistence
+    assert tables["rollout"].shape == (2, 3) and len(result["curve"]) == baselines.MOMENTS
+    assert (tables["rollout"][:, 0] - tables["one_step"][:, 0]).abs().max() < 1e-6
 
 
 def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, capfd):
-    """Two processes at once: the operator by its own script, and an FNO."""
+    """Five processes at once: operators by their own script, an FNO, and one for both tasks."""
     tiny = "--model.depth 1 --model.modes 4 --batch_size 4 --unroll 2"
     models = [f"operator --model.dim 16 {tiny}", f"fno --model.width 8 {tiny}"]
-    argv = ["--task", "advection1d", "--preset", "small", "--seconds", "0.5", "--out",
-            str(tmp_path), "--models", *models]
+    argv = ["--task", "advection1d", "burgers1d", "--preset", "small", "--seconds", "0.3", "--out",
+            str(tmp_path), "--models", *models, "--joint", models[0]]
     assert not accuracy.main(argv)
     shown = capfd.readouterr().out
-    assert "roll-out of operator" in shown and "[" in shown and "params" in shown
-    found = sorted(tmp_path.glob("advection1d_*/result.json"))
+    assert shown.count("roll-out of operator") == 2 and "[" in shown and "params" in shown
+    assert shown.count("roll-out of one operator") == 2
+    found = sorted(tmp_path.glob("*/result.json"))
     results = [json.loads(path.read_text()) for path in found]
-    assert len(found) == 2 and all(len(r["rollout"]) == 51 for r in results)
+    assert [len(r["tasks"]) for r in results] == [2, 1, 1, 1, 1]
+    assert results[0]["seconds"] == 0.6 and results[1]["seconds"] == 0.3
+    assert all(len(s["rollout"]) == 51 for r in results for s in r["scores"].values())
     assert all(r["parameters"] < 20_000 and 1 < len(r["curve"]) <= 8 for r in results)
-    assert (tmp_path / "advection1d_0.5s.png").stat().st_size > 10_000
+    assert all(r["curve"][-1][0] > 0.5 * r["seconds"] for r in results)
+    assert (tmp_path / "advection1d_0.3s.png").stat().st_size > 10_000
     before = [path.stat().st_mtime_ns for path in found]
     assert not accuracy.main(argv)
     assert [path.stat().st_mtime_ns for path in found] == before
-    changed = {"task": "advection1d", "model": f"{models[1]} --lr 1e-4"}
-    assert accuracy.settings(changed) != accuracy.settings(changed | {"model": models[1]})
+    cell = {"kind": "fno", "flags": accuracy.flags_of(models[1], ["advection1d"])}
+    changed = cell | {"flags": [*cell["flags"], "--lr", "1e-4"]}
+    assert accuracy.settings(changed) != accuracy.settings(cell)
 
 
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
-    (["--models", "fno --model.wide 3"], "width"), (["--seconds", "0"], "--seconds")])
+    (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
+    (["--seconds", "0"], "--seconds")])
 def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         accuracy.main(["--out", str(tmp_path), *argv])

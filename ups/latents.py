@@ -105,7 +105,13 @@ def open_latents(accelerator, cfg, split, length=1, **codec):
 
     `codec` may override where a codec is and how it is fitted: `folder`, `components`.
     """
-    return Latents(open_tasks(accelerator, cfg, split, **codec), length)
+    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length)
+    device = accelerator.device
+    if device.type == "cuda" and not cfg.workers:
+        size = sum(z.nbytes for task in latents.tasks for z in task.cache.z)
+        if size < min(cfg.resident * 1e9, torch.cuda.mem_get_info(device)[0] / 4):
+            latents.windows.move(device)
+    return latents
 
 
 def open_tasks(accelerator, cfg, split=None, **codec):

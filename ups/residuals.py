@@ -18,7 +18,8 @@ CHUNK = 64  # trajectories that are rolled out at a time
 class Residuals(Dataset):
     def __init__(self, operator, windows, device, start_every):
         """`windows`: LatentWindows whose windows are whole trajectories."""
-        self.windows = windows
+        self.dts = [cache.dt for cache in windows.caches]
+        self.conds, self.masks = ([x.cpu() for x in row] for row in (windows.conds, windows.masks))
         self.tasks = [_roll_out(operator, windows, task, device, start_every)
                       for task in range(len(windows.sizes))]
         self.sizes = [len(truth) * len(lead) for truth, _, lead, _, _ in self.tasks]
@@ -36,9 +37,9 @@ class Residuals(Dataset):
         return {
             "z": torch.stack([before, after, truth[n, frame[item]]], 1),
             "lead": lead[item],
-            "dt": torch.full((len(rows),), self.windows.caches[task].dt),
-            "cond": self.windows.conds[task][n],
-            "mask": self.windows.masks[task],
+            "dt": torch.full((len(rows),), self.dts[task]),
+            "cond": self.conds[task][n],
+            "mask": self.masks[task],
             "task": task,
             "step": steps[0],
             "rows": torch.tensor(rows),

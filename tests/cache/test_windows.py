@@ -37,6 +37,10 @@ def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, sha
     assert torch.equal(batch["dt"], torch.full((150,), 0.05))
     assert torch.equal(batch["rows"], torch.arange(50, 200))
     assert (batch["task"], batch["step"]) == (0, 7)
+    windows.move(torch.device("cpu"))  # one piece, gathered on its device: the same numbers
+    again = windows.__getitems__([(7, row, (0, w)) for row, w in enumerate(order, start=50)])
+    assert len(windows.views[0]) == 1
+    assert all(torch.equal(again[key], batch[key]) for key in ("z", "dt", "cond", "mask", "rows"))
     batch["z"].zero_()  # a batch is a copy: the cache stays
     assert torch.equal(torch.cat(list(cache.z)).float(), whole)
 
@@ -53,6 +57,8 @@ def test_several_tasks_are_padded_to_the_widest(tmp_path):
     assert torch.equal(second["mask"], torch.tensor([1.5, 0.5, 0.0]))
     assert torch.allclose(first["cond"], torch.tensor([[-2.0, 0.0]]))
     assert torch.allclose(second["cond"], torch.tensor([[0.04, 0.4], [0.05, 0.5]]).log10())
+    windows.move(torch.device("cpu"))
+    assert torch.equal(windows.__getitems__([(1, 0, (1, 3)), (1, 1, (1, 4))])["z"], second["z"])
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -59,11 +59,11 @@ def ls(cfg, folders):
 
 def build(cfg, folders):
     """Make data, codec and cache where they are missing; under `accelerate launch` by all ranks."""
-    from ups.latents import open_latents
+    from ups.latents import open_tasks
     from ups.train.policy import make_accelerator
 
     accelerator = make_accelerator()
-    cache = open_latents(accelerator, cfg, cfg.split).windows.caches[0]
+    cache = open_tasks(accelerator, cfg, cfg.split)[0].cache
     if accelerator.is_main_process:
         print(f"{cache.folder}  {_size(cache.folder) / 1e6:.1f} MB  {_describe(cache.folder)}")
     accelerator.end_training()

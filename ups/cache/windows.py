@@ -3,7 +3,8 @@
 Frames of a trajectory are neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is
 a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choice of its rows, read
 in one call and never copied before. Window w of a task starts at frame w % (T - L) of trajectory
-w // (T - L); L = min(length, T - 1).
+w // (T - L); L = min(length, T - 1). Latents that are few enough may lie on the GPU, all of them:
+a batch is then gathered there.
 """
 
 import math
@@ -26,8 +27,9 @@ class LatentWindows(Dataset):
                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
         width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
-        self.views = [_windows(cache, steps)
+        self.views = [[_windows(z, steps) for z in cache.z]
                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
+        self.device, self.resident = torch.device("cpu"), False
         self.masks = [_pad(cache.weight, width) for cache in self.caches]
         self.conds = [condition(cache.params, count) for cache in self.caches]
 
@@ -36,6 +38,16 @@ class LatentWindows(Dataset):
 
     def __len__(self):
         return sum(self.sizes)
+
+    def move(self, device):
+        """Hold all latents on `device`, one piece per task."""
+        self.device, self.resident = device, True
+        for task, (cache, steps) in enumerate(zip(self.caches, self.lengths, strict=True)):
+            whole = torch.empty(cache.shape, dtype=cache.z[0].dtype, device=device)
+            for part, z in zip(whole.split([len(z) for z in cache.z]), cache.z, strict=True):
+                part.copy_(z)
+            self.views[task] = [_windows(whole, steps)]
+        self.masks, self.conds = ([x.to(device) for x in row] for row in (self.masks, self.conds))
 
     def __getitems__(self, triples):
         """Triples (step, row, (task, window)) of one global batch, or of a rank's slice of it."""
@@ -46,8 +58,8 @@ class LatentWindows(Dataset):
         trajectory, start = windows // starts, windows % starts
         return {
             "z": self._gather(task, trajectory, start),
-            "dt": torch.full((len(rows),), cache.dt),
-            "cond": self.conds[task][trajectory],
+            "dt": torch.full((len(rows),), cache.dt, device=self.device),
+            "cond": self.conds[task][trajectory.to(self.device)],
             "mask": self.masks[task],
             "task": task,
             "step": steps[0],
@@ -58,6 +70,10 @@ class LatentWindows(Dataset):
         """Read windows (B, L + 1, N, D) in the order asked for."""
         cache, views = self.caches[task], self.views[task]
         _, frames, tokens, width = cache.shape
+        if self.resident:
+            rows = (trajectory * frames + start).to(self.device, non_blocking=True)
+            z = views[0].index_select(0, rows).view(len(rows), -1, tokens, width).float()
+            return _pad(z, len(self.masks[task]))
         z = empty_batch(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))
         plain = z.dtype == cache.z[0].dtype and z.shape[3] == width
         out = z.flatten(1) if plain else None  # else by way of a copy
@@ -85,11 +101,10 @@ def empty_batch(*shape):
     return torch.empty(0).set_(storage, 0, shape)
 
 
-def _windows(cache, steps):
-    """Each shard as the matrix of its windows."""
-    _, frames, tokens, width = cache.shape
-    size = tokens * width
-    return [z.as_strided((len(z) * frames - steps, (steps + 1) * size), (size, 1)) for z in cache.z]
+def _windows(z, steps):
+    """A shard (n, T, N, D) as the matrix of its windows."""
+    size = z.shape[2] * z.shape[3]
+    return z.as_strided((len(z) * z.shape[1] - steps, (steps + 1) * size), (size, 1))
 
 
 def whole_batch(batch):

@@ -114,8 +114,9 @@ class TokenBody(nn.Module):
         self.names = sorted({name for task in self.tasks for name in task.params})
 
         dim = config.dim
-        self.inp = nn.Linear(inputs + 4 * len(self.axes), dim)
-        self.out = nn.Linear(dim, outputs)
+        # the first and the last layer are each task's own, as its latents are
+        self.inp = nn.Linear(inputs + 4 * len(self.axes), len(self.tasks) * dim)
+        self.out = nn.Linear(dim, len(self.tasks) * outputs)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         self.task = nn.Parameter(0.1 * torch.randn(len(self.tasks), dim))
@@ -176,7 +177,7 @@ class TokenBody(nn.Module):
         c = self.condition(features) + self.task[task]
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
-        x = self.inp(torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        x = self._own(self.inp, torch.cat([x, places.expand(len(x), *places.shape)], -1), task)
         skips = []
         for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
             if s and level > self.levels[s - 1]:
@@ -187,7 +188,12 @@ class TokenBody(nn.Module):
                 x = skip + _split(x, self.split[level], skip.shape[1:4])
             for block in blocks:
                 x = block(x, c, grids[level])
-        return self.out(x).flatten(1, 3)
+        return self._own(self.out, x, task).flatten(1, 3)
+
+    def _own(self, layer, x, task):
+        """A task's rows of a layer; the others get a zero gradient, as DDP and FSDP2 need."""
+        weight, bias = (p.chunk(len(self.tasks))[task] for p in (layer.weight, layer.bias))
+        return F.linear(x, weight, bias)
 
     def _lookup(self, tokens, periodic, forced, x):
         """Tables of a grid: the buffers where it is a task's own, else made now."""

@@ -10,6 +10,7 @@ takes all other weights: biases, embeddings, the first and the last layer.
 """
 
 import torch
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 RMS = 0.4
@@ -49,6 +50,9 @@ class Muon(torch.optim.AdamW):
 def orthogonal(tensors):
     """U V^T of every matrix, scaled; matrices of one shape go through the products together.
 
+    On a GPU so do all of one height, the narrow ones with zeros beside them: launches cost there,
+    arithmetic does not.
+
     A tensor (i, j, r, c) is i * j matrices, unless r and c are the sides of a convolution's
     kernel; all others have rows x rest.
     """
@@ -57,18 +61,21 @@ def orthogonal(tensors):
         x = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         many = x.ndim == 4 and min(x.shape[2:]) > 7
         x = x.flatten(0, 1) if many else x.flatten(1)[None]
-        tall = x.shape[1] > x.shape[2]
-        x = x.mT if tall else x  # (n, r, c) with r <= c
-        stacks.setdefault(x.shape[1:], []).append((i, tall, x))
-    for shape, members in stacks.items():
-        x = torch.cat([x for _, _, x in members])
+        flipped = x.shape[1] > x.shape[2]
+        x = x.mT if flipped else x  # (n, r, c) with r <= c
+        stacks.setdefault(x.shape[1] if x.is_cuda else x.shape[1:], []).append((i, flipped, x))
+    for members in stacks.values():
+        sizes = [len(x) for _, _, x in members]
+        widest = max(x.shape[2] for _, _, x in members)
+        x = torch.cat([F.pad(x, (0, widest - x.shape[2])) for _, _, x in members])
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
+        x = x.bfloat16() if x.is_cuda else x  # the values near one are only roughly there anyway
         for _ in range(5):
             y = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(y, y, y, beta=B, alpha=C), x, beta=A)
-        x = (RMS * shape[1] ** 0.5 * x).split([len(x) for _, _, x in members])
-        for (i, tall, _), new in zip(members, x, strict=True):
-            new = (new.mT.contiguous() if tall else new).view(tensors[i].shape)
+        for (i, flipped, like), new in zip(members, x.split(sizes), strict=True):
+            new = RMS * like.shape[2] ** 0.5 * new[..., : like.shape[2]].to(like.dtype)
+            new = (new.mT if flipped else new).contiguous().view(tensors[i].shape)
             if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
                 new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
             out[i] = new

@@ -189,10 +189,11 @@ class Run:
             raise FloatingPointError(f"the {name} is {value} at step {self.step} ({where}); lower "
                                      "--lr, or run `python -m ups.data validate` on the data.")
 
-    def loader_options(self):
+    def loader_options(self, windows=None):
         """Arguments of a DataLoader: a systems choice, the same in every stage."""
         workers = self.cfg.workers
-        return {"num_workers": workers, "pin_memory": self.accelerator.device.type == "cuda",
+        pin = self.accelerator.device.type == "cuda" and not (windows and windows.resident)
+        return {"num_workers": workers, "pin_memory": pin,
                 "prefetch_factor": self.cfg.prefetch if workers else None}
 
     def save(self):

@@ -12,6 +12,7 @@ class RunConfig:
     data: str = "data"           # where the field files are; made there when absent
     cache: str = "cache"         # where the latents are; made there when absent
     micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
+    resident: float = 16.0       # GB of latents that may lie on a GPU; more are memory-mapped
     workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
     prefetch: int = 2            # batches that each worker keeps ready
     compile: bool = False        # compile the model; on CUDA also replay the step as a graph
@@ -26,7 +27,7 @@ class RunConfig:
 
     def __post_init__(self):
         counts = ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout")
-        check(self, micro_batch=(0, math.inf), workers=(0, math.inf),
+        check(self, micro_batch=(0, math.inf), resident=(0, math.inf), workers=(0, math.inf),
               **{name: (1, math.inf) for name in counts})
         for name in ("run", "data", "cache"):
             if not getattr(self, name):

@@ -1,0 +1,233 @@
+"""The yardsticks of benchmarks/accuracy.py: how an FNO and a U-Net step a field and are trained.
+
+They have what the operator has: normalised data, the change as output, conserved means kept, the
+relative loss, Muon, the schedule of unrolled steps, noise on the first frame and averaged weights.
+Their data lie on the device, and with CUDA a whole training step is one graph.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+
+import torch
+from torch import nn
+
+from benchmarks.fno import FNO, FNOConfig
+from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within, unroll_at
+from benchmarks.unet import UNet, UNetConfig
+from ups.config import parse
+from ups.data.fields import open_fields
+from ups.data.tasks import TASKS
+from ups.eval.metrics import nrmse
+from ups.train.checkpoint import export_model, load_model
+from ups.train.ema import EMA
+from ups.train.muon import Muon
+from ups.train.schedule import warmup_cosine
+from ups.train.step import Captured
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    optimizer: str = "muon"  # as the operator's, or adamw
+    batch_size: int = 64
+    lr: float = 4e-3
+    weight_decay: float = 1e-5
+    warmup: float = 0.02    # share of the steps
+    grad_clip: float = 1.0
+    ema: float = 0.999
+    unroll: int = 4         # longest, as in train_operator.py
+    noise: float = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class FNORecipe(Recipe):
+    model: FNOConfig = FNOConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetRecipe(Recipe):
+    model: UNetConfig = UNetConfig()
+
+
+MOMENTS, VAL = 8, 32  # validations during a training, trajectories of each
+BASELINES = {"fno": (FNO, FNORecipe), "unet": (UNet, UNetRecipe)}
+
+
+class Stepper(nn.Module):
+    """u (B, C, *grid) -> the next frame, in physical units: normalised, a net for the change.
+
+    What the equation conserves is taken out of the change, as in our operator.
+    The net also sees log10 of dt and of the PDE's parameters, and the coordinates where the
+    equation depends on the place: x itself in a closed domain, waves along a forced periodic axis.
+    """
+
+    def __init__(self, net, config, fields, mean, std):
+        super().__init__()
+        spec, task = fields.spec, TASKS[fields.spec.task]
+        periodic, planes = spec.boundary == "periodic", []
+        for axis, n in enumerate(spec.grid):
+            x = ((torch.arange(n) + 0.5) / n).view([-1 if a == axis else 1 for a in
+                                                    range(len(spec.grid))]).expand(spec.grid)
+            if not periodic:
+                planes.append(2 * x - 1)
+            elif task.axes[axis] in task.forced:
+                planes += [wave(2 * math.pi * k * x) for k in (1, 2, 4)
+                           for wave in (torch.sin, torch.cos)]
+        places = torch.stack(planes) if planes else torch.zeros(0, *spec.grid)
+        inputs = len(spec.channels) + len(places) + 1 + len(spec.params)
+        self.net = net(config, inputs, len(spec.channels), spec.grid, periodic)
+        kept = torch.tensor([float(c in task.conserved) for c in spec.channels])
+        kept = kept.view(-1, *[1] * len(spec.grid))
+        for name, value in {"places": places, "mean": mean, "std": std, "kept": kept}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, u, cond):
+        """u (B, C, *grid), cond (B, 1 + P) -> (B, C, *grid)"""
+        x = (u - self.mean) / self.std
+        grid = (1,) * (u.ndim - 2)
+        cond = cond.view(*cond.shape, *grid).expand(*cond.shape, *u.shape[2:])
+        places = self.places.expand(len(u), *self.places.shape)
+        update = self.net(torch.cat([x, cond, places], 1))
+        return u + self.std * (update - self.kept * update.mean(grid_axes(u), keepdim=True))
+
+
+def grid_axes(u):
+    return tuple(range(2, u.ndim))
+
+
+def conditions(fields, indices, device):
+    """log10 of dt and of the parameters, (n, 1 + P)."""
+    params = fields.params(indices).abs().clamp(min=1e-12)
+    dt = torch.full((len(indices), 1), fields.spec.dt)
+    return torch.cat([dt, params], 1).log10().float().to(device)
+
+
+@torch.compiler.set_stance("force_eager")
+@torch.no_grad()
+def errors(model, fields, indices, device):
+    """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
+    rolled, single = [], []
+    size = max(1, 2**26 // math.prod((fields.spec.frames, *fields.spec.grid)))
+    for part in indices.split(min(64, size)):
+        u = fields.read(part).to(device)
+        cond, p, frames = conditions(fields, part, device), u[:, 0], []
+        for _ in range(u.shape[1] - 1):
+            p = model(p, cond)
+            frames.append(p)
+        rolled.append(nrmse(torch.stack(frames, 1), u[:, 1:]).cpu())
+        ones = [model(u[:, t], cond) for t in range(u.shape[1] - 1)]
+        single.append(nrmse(torch.stack(ones, 1), u[:, 1:]).cpu())
+    return {"rollout": torch.cat(rolled), "one_step": torch.cat(single)}
+
+
+def train_baseline(cell, folder, turns):
+    """Train on data that lie on the device; with CUDA a whole step is one graph."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, recipe = BASELINES[cell["kind"]]
+    cfg = parse(recipe, cell["flags"])
+    task, = cell["tasks"]
+    fields = open_fields(task, cell["folder"])
+    chosen = fields.split("train")
+    u, cond = fields.read(chosen).to(device), conditions(fields, chosen, device)
+    over = (0, 1, *range(3, u.ndim))
+    std, mean = torch.std_mean(u, over, keepdim=True)
+    torch.manual_seed(cell["seed"])
+    model = Stepper(kind, cfg.model, fields, mean[:, 0].cpu(), std[:, 0].cpu()).to(device)
+    if device.type == "cuda":
+        model.compile(dynamic=False)
+    params = list(model.parameters())
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    lr = torch.tensor(cfg.lr, device=device)
+    options = {"weight_decay": cfg.weight_decay, "fused": True, "capturable": True}
+    if cfg.optimizer == "muon":
+        optimizer = Muon(model, model.net.hidden, lr, **options)
+    else:
+        optimizer = torch.optim.AdamW(params, lr, **options)
+    ema = EMA(model, cfg.ema)
+    count, frames = u.shape[:2]
+    longest = min(cfg.unroll, frames - 1)
+
+    def loss_of(unroll):
+        row = torch.randint(count, (cfg.batch_size,), device=device)
+        first = torch.randint(frames - unroll, (cfg.batch_size,), device=device)
+        window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
+        level = cfg.noise * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
+        draw = torch.randn_like(window[0])
+        draw = draw - draw.mean(grid_axes(draw), keepdim=True)
+        p, c, loss = window[0] + level * model.std * draw, cond[row], 0.0
+        for y in window[1:]:
+            p = model(p, c)
+            error = ((p - y) / model.std).flatten(1).square().sum(1)
+            size = ((y - model.mean) / model.std).flatten(1).square().sum(1)
+            loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt().mean()
+        return loss / unroll
+
+    def step(unroll):
+        torch._foreach_zero_([p.grad for p in params])
+        loss = loss_of(unroll)
+        loss.backward()
+        nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
+        optimizer.step()
+        ema.update(model)
+        return loss.detach()
+
+    # compile and capture, then time the steps
+    step_of = {k: Captured(functools.partial(step, k), device.type == "cuda")
+               for k in range(1, longest + 1)}
+    start = [p.detach().clone() for p in params]
+    with turns.outside():
+        for call in step_of.values():
+            for _ in range(4 if device.type == "cuda" else 1):
+                call()
+    with turns.alone():
+        marks, chunk = [], CHUNK if device.type == "cuda" else 1
+        for k, call in step_of.items():
+            for _ in range(5):
+                marks.append((len(marks) * chunk, k, now()))
+                for _ in range(chunk):
+                    call()
+        marks.append((len(marks) * chunk, None, now()))
+    with torch.no_grad():  # as if nothing had happened
+        torch._foreach_copy_(params, start)
+        torch._foreach_copy_(ema.shadow, start)
+        for state in optimizer.state.values():
+            torch._foreach_zero_(list(state.values()))
+        ema.updates.zero_()
+
+    times = step_times(marks)
+    steps, curve = steps_within(cell["seconds"], times), []
+    factor = warmup_cosine(max(1, round(cfg.warmup * steps)), steps)
+    moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
+    for k in range(steps):
+        turns.step()
+        lr.fill_(cfg.lr * factor(k))
+        loss = step_of[unroll_at(k, steps, longest)]()
+        if k + 1 in moments:
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"{cell['model']}: the loss is {float(loss)} at step {k}.")
+            with ema.applied(model):
+                score = float(errors(model, fields, fields.split("val")[:VAL], device)
+                              ["rollout"].mean())
+            ema.keep_best(score)
+            curve.append((seconds_at(k + 1, steps, times), score))
+            print(f"step {k + 1} of {steps}: roll-out nRMSE {score:.4g} (val)", flush=True)
+    with ema.applied(model, best=True):
+        tables = errors(model, fields, fields.split("test"), device)
+        export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
+    return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
+            "steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
+            "tables": {task: tables}}
+
+
+def load_baseline(folder, device="cpu"):
+    """The baseline of a stored result, ready to step fields."""
+    cell = json.loads((folder / "result.json").read_text())
+    kind, recipe = BASELINES[cell["kind"]]
+    fields = open_fields(cell["tasks"][0], cell["folder"])
+    _, tensors = load_model(folder / "model")
+    config = parse(recipe, cell["flags"]).model
+    model = Stepper(kind, config, fields, tensors["mean"], tensors["std"])
+    model.load_state_dict(tensors)
+    return model.eval().requires_grad_(False).to(device)
