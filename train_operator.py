@@ -42,7 +42,7 @@ class Config(RunConfig):
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
     patch: int = 4              # grid points per token and axis
     components: str = "auto"    # latent channels per token: a number, all, or auto
-    codec_error: float = 1e-3   # nRMSE that auto may lose
+    codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: OperatorConfig = OperatorConfig()

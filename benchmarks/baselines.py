@@ -20,6 +20,7 @@ from ups.config import parse
 from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.metrics import nrmse
+from ups.models.precision import products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
@@ -38,6 +39,7 @@ class Recipe:
     ema: float = 0.999
     unroll: int = 4         # longest, as in train_operator.py
     noise: float = 0.01
+    tf32: bool = True       # products of the training step, as the operator's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +168,9 @@ def train_baseline(cell, folder, turns):
 
     def step(unroll):
         torch._foreach_zero_([p.grad for p in params])
-        loss = loss_of(unroll)
-        loss.backward()
+        with products("high" if cfg.tf32 and device.type == "cuda" else "highest"):
+            loss = loss_of(unroll)
+            loss.backward()
         nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()
         ema.update(model)

@@ -89,7 +89,7 @@ class Config(RunConfig):
     codec: str = "patch"
     patch: int = 4
     components: str = "auto"
-    codec_error: float = 1e-3
+    codec_error: float = 1e-4
     cache_dtype: str = "float32"
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ups.models.codec import (
     build_codec,
@@ -16,6 +17,7 @@ from ups.models.codec import (
     to_patches,
     truncate,
 )
+from ups.models.precision import products
 
 GRIDS = {1: ((32,), 4), 2: ((16, 8), (4, 2)), 3: ((4, 8, 4), 2)}
 
@@ -144,6 +146,27 @@ def test_float32_codec_is_exact_to_rounding_and_rebuilds():
     again = build_codec(json.loads(json.dumps(codec.config)))
     again.load_state_dict(codec.state_dict())
     assert torch.equal(again.encode(u), z) and again.spec == codec.spec
+
+
+class Levels(TorchDispatchMode):
+    """Which precision each matrix product was computed in."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "mm" in str(function):
+            self.seen = [*getattr(self, "seen", []), torch.get_float32_matmul_precision()]
+        return function(*args, **kwargs or {})
+
+
+def test_products_of_the_projection_are_never_rounded():
+    u = smooth(24, 1, (32,), dtype=torch.float32)
+    codec = fit(u, components=2)
+    with products("high"), Levels() as levels:
+        codec.decode(codec.encode(u))
+        torch.eye(3) @ torch.eye(3)
+    assert levels.seen == ["highest", "highest", "high"]
+    with pytest.raises(ZeroDivisionError), products("high"):
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_bfloat16_autocast_leaves_the_projection_alone():

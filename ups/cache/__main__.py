@@ -38,7 +38,7 @@ class Config:
     codec: str = "patch"  # patch, or grid: the learned one of train_codec.py
     patch: int = 4  # grid points per token and axis
     components: str = "auto"  # numbers per patch: auto (by codec_error), all, or how many
-    codec_error: float = 1e-3  # relative error that auto allows
+    codec_error: float = 1e-4  # relative error that auto allows
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     rebuild: bool = False  # also where a cache is there
 

@@ -12,6 +12,7 @@ nRMSE is the mean over samples, frames and channels of |p - y|_2 / |y|_2, norms 
 channel that is zero everywhere has no relative error and is left out.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.models.any_point import interpolate
+from ups.models.precision import products
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ class Codec(nn.Module):
         return interpolate(self.decode(z), points, self.periodic, self.offset)
 
 
+@contextlib.contextmanager
+def exact(device):
+    """bfloat16 would cost three digits of a field, TF32 two."""
+    with products("highest"), torch.autocast(device, enabled=False):
+        yield
+
+
 class PatchCodec(Codec):
     """Principal components of patches; exact inverse up to the dropped components."""
 
@@ -84,12 +93,12 @@ class PatchCodec(Codec):
         self.errors = None  # nRMSE of every number of components, where just fitted
 
     def encode(self, u: Tensor) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):  # bfloat16 would cost three digits
+        with exact(u.device.type):
             x = ((u.movedim(1, -1) - self.mean) / self.std).movedim(-1, 1)
             return (to_patches(x, self.patch) - self.center) @ (self.basis / self.scale)
 
     def decode(self, z: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, enabled=False):
+        with exact(z.device.type):
             x = self.center + z.to(self.basis.dtype) @ (self.basis * self.scale).mT
             u = from_patches(x, self.patch, self.tokens).movedim(1, -1)
             return (u * self.std + self.mean).movedim(-1, 1)

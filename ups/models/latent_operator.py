@@ -97,7 +97,8 @@ class Keep(nn.Module):
     def forward(self, change, task):
         if not self.active[task]:
             return change
-        return change - change.mean(1, keepdim=True) @ self.get_buffer(f"onto{task}")
+        moved = change.mean(1, keepdim=True)[..., None] * self.get_buffer(f"onto{task}")
+        return change - moved.sum(-2)  # no product of matrices: those may be rounded to TF32
 
 
 class TokenBody(nn.Module):

@@ -15,6 +15,7 @@ class RunConfig:
     resident: float = 16.0       # GB of latents that may lie on a GPU; more are memory-mapped
     workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
     prefetch: int = 2            # batches that each worker keeps ready
+    tf32: bool = True            # CUDA: products of the training step in TF32; all else is float32
     compile: bool = False        # compile the model; on CUDA also replay the step as a graph
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
