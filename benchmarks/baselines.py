@@ -59,12 +59,12 @@ BASELINES = {"fno": (FNO, FNORecipe), "unet": (UNet, UNetRecipe)}
 class Stepper(nn.Module):
     """u (B, C, *grid) -> the next frame, in physical units: normalised, a net for the change.
 
-    What the equation conserves is taken out of the change, as in our operator.
-    The net also sees log10 of dt and of the PDE's parameters, and the coordinates where the
+    The net's output is in units of the typical change in a step, and what the equation conserves
+    is taken out of it, as in our operator. The net also sees log10 of dt and of the PDE's parameters, and the coordinates where the
     equation depends on the place: x itself in a closed domain, waves along a forced periodic axis.
     """
 
-    def __init__(self, net, config, fields, mean, std):
+    def __init__(self, net, config, fields, mean, std, change):
         super().__init__()
         spec, task = fields.spec, TASKS[fields.spec.task]
         periodic, planes = spec.boundary == "periodic", []
@@ -81,7 +81,8 @@ class Stepper(nn.Module):
         self.net = net(config, inputs, len(spec.channels), spec.grid, periodic)
         kept = torch.tensor([float(c in task.conserved) for c in spec.channels])
         kept = kept.view(-1, *[1] * len(spec.grid))
-        for name, value in {"places": places, "mean": mean, "std": std, "kept": kept}.items():
+        for name, value in {"places": places, "mean": mean, "std": std, "change": change,
+                            "kept": kept}.items():
             self.register_buffer(name, value)
 
     def forward(self, u, cond):
@@ -91,7 +92,7 @@ class Stepper(nn.Module):
         cond = cond.view(*cond.shape, *grid).expand(*cond.shape, *u.shape[2:])
         places = self.places.expand(len(u), *self.places.shape)
         update = self.net(torch.cat([x, cond, places], 1))
-        return u + self.std * (update - self.kept * update.mean(grid_axes(u), keepdim=True))
+        return u + self.change * (update - self.kept * update.mean(grid_axes(u), keepdim=True))
 
 
 def grid_axes(u):
@@ -135,7 +136,9 @@ def train_baseline(cell, folder, turns):
     over = (0, 1, *range(3, u.ndim))
     std, mean = torch.std_mean(u, over, keepdim=True)
     torch.manual_seed(cell["seed"])
-    model = Stepper(kind, cfg.model, fields, mean[:, 0].cpu(), std[:, 0].cpu()).to(device)
+    change = u.diff(dim=1).square().mean(over, keepdim=True).sqrt()
+    model = Stepper(kind, cfg.model, fields, *[x[:, 0].cpu() for x in (mean, std, change)])
+    model.to(device)
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
@@ -231,6 +234,6 @@ def load_baseline(folder, device="cpu"):
     fields = open_fields(cell["tasks"][0], cell["folder"])
     _, tensors = load_model(folder / "model")
     config = parse(recipe, cell["flags"]).model
-    model = Stepper(kind, config, fields, tensors["mean"], tensors["std"])
+    model = Stepper(kind, config, fields, *[tensors[name] for name in ("mean", "std", "change")])
     model.load_state_dict(tensors)
     return model.eval().requires_grad_(False).to(device)

@@ -100,6 +100,9 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     names = [task["params"] for task in config["tasks"]]
     assert names == [["nu"], ["beta"], ["beta"], ["Du", "Dv", "k"]]
     assert all((stage / f"rollout_{task}.png").exists() for task in test)
+    # at the start the operator is the identity: the loss of every task is that of persistence
+    steps = [line["train/loss"] for line in scores if "train/loss" in line]
+    assert all(0.4 < loss < 2.5 for loss in steps[:4]), steps[:4]
 
 
 def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
@@ -186,7 +189,7 @@ def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
 
 def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data):
     codec = types.SimpleNamespace(decode=lambda z: z.mT)  # (B, N, 1) -> (B, 1, N)
-    task = types.SimpleNamespace(codec=codec, trim=lambda z: z, conserved=[0])
+    task = types.SimpleNamespace(codec=codec, trim=lambda z: z, conserved=[0], restless=1.0)
     z = torch.randn(3, 2, 8, 1)
     batch = {"z": z, "start": z[:, 0], "mask": torch.ones(1), "dt": None, "cond": None, "task": 0,
              "unroll": 1}

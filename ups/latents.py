@@ -46,7 +46,21 @@ class TaskLatents:
         forced = tuple(3 - len(axes) + axes.index(axis) for axis in TASKS[self.name].forced)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width,
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
-                        forced, self._kept())
+                        forced, self._kept(), self._change())
+
+    def _change(self, limit=64):
+        """Root mean square of what a latent channel changes by in a step: (D,)."""
+        if self.cache is None:
+            return ()
+        z = self.cache.z[0][:limit].float()
+        return tuple(z.diff(dim=1).double().square().mean((0, 1, 2)).sqrt().tolist())
+
+    @functools.cached_property
+    def restless(self):
+        """Norm of a typical change in a step / norm of the field: the error of persistence."""
+        weight = self.codec.weight.double().cpu()
+        change = torch.tensor(self.spec.change, dtype=torch.float64)
+        return float(((weight * change**2).sum() / weight.sum()).sqrt()) or 1.0
 
     def _kept(self):
         """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).

@@ -1,5 +1,6 @@
 """The operator starts as the identity, heeds its condition, commutes with shifts, on any grid."""
 
+import dataclasses
 import math
 
 import pytest
@@ -210,3 +211,12 @@ def test_what_the_equation_conserves_never_changes(body):
     z1 = model(z0, torch.ones(3).double(), torch.zeros(3, 2).double())
     moved = (z1 - z0)[..., :4].mean(1)
     assert (moved @ torch.tensor(w).double()).abs().max() < 1e-6 < 0.01 < moved.abs().max()
+
+
+@each_body
+def test_a_step_is_in_units_of_the_typical_change(body):
+    z, change = torch.randn(2, 32, 4), (0.1, 3.0, 0.0, 1.0)
+    plain, scaled = make(body), make(body, [dataclasses.replace(LINE, change=change)])
+    moves = [model(z, torch.full((2,), 0.1), torch.zeros(2, 1)) - z for model in (plain, scaled)]
+    assert moves[0].abs().max() > 0.01
+    assert torch.allclose(moves[1], moves[0] * torch.tensor(change), atol=1e-6)

@@ -1,4 +1,4 @@
-"""The operator: one time step of the latent tokens, z1 = z0 + update(z0, dt, cond).
+"""The operator: one time step of the latent tokens, z1 = z0 + scale * update(z0, dt, cond).
 
 The last layer of the update starts at zero and nothing follows it, so that the operator starts as
 the identity and "no change" can always be expressed. `dt`, the PDE's named parameters, the boundary
@@ -61,13 +61,15 @@ class TaskSpec:
     params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
     forced: tuple[int, ...] = ()  # axes of `tokens` along which the equation depends on the place
     kept: tuple[tuple[float, ...], ...] = ()  # w (D,) for which the mean of w . z never changes
+    change: tuple[float, ...] = ()  # (D,) root mean square of z1 - z0; empty: ones
 
 
 class LatentOperator(nn.Module):
-    """z1_hat = z0 + update; channels beyond the task's own width are passed on unchanged.
+    """z1_hat = z0 + scale * update; channels beyond the task's own width are passed on unchanged.
 
-    Conserved means are kept exactly: half of the error of a long roll-out of Burgers' equation was
-    the drift of its mean.
+    The scale is the typical change in a step, so that one learning rate fits slow and fast tasks,
+    and of several tasks in one model none drowns the others. Conserved means are kept exactly: half
+    of the error of a long roll-out of Burgers' equation was the drift of its mean.
     """
 
     def __init__(self, config, tasks):
@@ -76,12 +78,16 @@ class LatentOperator(nn.Module):
         self.width = max(task.width for task in self.tasks)
         self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
         self.keep = Keep(self.tasks)
+        for index, task in enumerate(self.tasks):
+            scale = torch.tensor(task.change or (1.0,) * task.width)
+            self.register_buffer(f"scale{index}", scale, persistent=False)
 
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
         update = self.body(z0, torch.log10(dt)[:, None], cond, task, tokens)
         width = self.tasks[task].width
-        return z0 + F.pad(self.keep(update[..., :width], task), (0, self.width - width))
+        change = self.keep(self.get_buffer(f"scale{task}") * update[..., :width], task)
+        return z0 + F.pad(change, (0, self.width - width))
 
 
 class Keep(nn.Module):
