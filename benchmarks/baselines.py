@@ -60,8 +60,9 @@ class Stepper(nn.Module):
     """u (B, C, *grid) -> the next frame, in physical units: normalised, a net for the change.
 
     The net's output is in units of the typical change in a step, and what the equation conserves
-    is taken out of it, as in our operator. The net also sees log10 of dt and of the PDE's parameters, and the coordinates where the
-    equation depends on the place: x itself in a closed domain, waves along a forced periodic axis.
+    is taken out of it, as in our operator. The net also sees log10 of dt and of the PDE's
+    parameters, and the coordinates where the equation depends on the place: x itself in a closed
+    domain, waves along a forced periodic axis.
     """
 
     def __init__(self, net, config, fields, mean, std, change):
