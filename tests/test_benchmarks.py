@@ -1,19 +1,23 @@
 """The yardsticks of benchmarks/: models against independent formulas, bookkeeping of results."""
 
 import json
+import shlex
 import threading
 import time
 
 import pytest
 import torch
 
-from benchmarks import accuracy, baselines, turns
+import train_operator
+from benchmarks import accuracy, baselines, pdebench, turns
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import UNet, UNetConfig
-from ups.config import UsageError
+from ups.config import UsageError, parse
 from ups.data.fields import open_fields
 from ups.data.make import make
+from ups.data.solvers import SOLVERS
 from ups.eval.metrics import nrmse
+from ups.eval.protocol import PUBLISHED
 
 
 def alive(model):
@@ -148,3 +152,16 @@ def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         accuracy.main(["--out", str(tmp_path), *argv])
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("task", pdebench.ROWS)
+def test_a_published_row_names_flags_that_exist(task):
+    making, training, goal = pdebench.ROWS[task]
+    cfg = parse(train_operator.Config, ["--tasks", task, *shlex.split(training)])
+    solver, given = SOLVERS[task], shlex.split(making)
+    assert {key: float(value) for key, value in zip(given[::2], given[1::2], strict=True)}.keys() \
+        <= {f"--{key}" for key in solver.PARAMS}
+    points, frames = PUBLISHED.get(task, (128, 1))
+    preset = solver.PRESETS["pdebench"]
+    assert preset["grid"] // cfg.stride_x == points
+    assert -(-preset.get("frames", 1) // cfg.stride_t) == frames and 0 < goal < 0.1

@@ -7,7 +7,13 @@ import torch
 
 @contextlib.contextmanager
 def products(precision):
-    """`high`: on CUDA's tensor cores, rounded to ten bits (TF32); `highest`: as they are."""
+    """`high`: on CUDA's tensor cores, rounded to ten bits (TF32); `highest`: as they are.
+
+    Inside a compiled model nothing is changed: there the caller's choice holds.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -1,0 +1,91 @@
+"""The published tasks at their full size, by the published protocol: one row of a table for each.
+
+    python -m benchmarks.pdebench --task burgers1d advection1d
+    python -m benchmarks.pdebench --task swe2d --flags "--model.dim 96 --steps 20000"
+
+For each task: `ups.data make --preset pdebench`, `train_operator.py` with the flags below and the
+published strides, `evaluate.py --protocol pdebench`. What is finished is not done again. Ten frames
+are given, of which the operator sees the last; darcy2d is one step. The goals are what a carefully
+retrained FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
+"""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from ups.config import UsageError, command, parse
+from ups.eval.metrics import NRMSE
+
+LINE = "--stride_x 4 --stride_t 5 --batch_size 64 --steps 30000"
+PLANE = "--model.dim 128 --batch_size 16 --steps 15000"
+ROWS = {  # task -> (flags of make, flags of training, goal)
+    "burgers1d": ("--nu 0.001", LINE, 1.1e-2),
+    "advection1d": ("--beta 0.4", LINE, 4.6e-3),
+    "diffreact2d": ("", PLANE, 1.2e-2),
+    "swe2d": ("", PLANE, 1.9e-3),
+    "darcy2d": ("--beta 1.0", "--patch 8 --model.dim 128 --batch_size 32 --steps 15000", 2.8e-2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: tuple[str, ...] = tuple(ROWS)  # some of burgers1d advection1d diffreact2d swe2d darcy2d
+    flags: str = ""                      # in quotes: more for train_operator.py; the last one wins
+    preset: str = "pdebench"             # small, to try it out: not comparable
+    out: str = "benchmarks/results/pdebench"  # data, runs and logs
+
+    def __post_init__(self):
+        for task in self.task:
+            if task not in ROWS:
+                raise UsageError(f"--task {task}: it is one of {', '.join(ROWS)}.")
+
+
+def call(log, *line):
+    """Run a command of this project; its output goes to a file."""
+    with open(log, "w") as file:
+        code = subprocess.run([sys.executable, *line], stdout=file, stderr=file,
+                              cwd=Path(__file__).resolve().parent.parent).returncode
+    if code:
+        raise UsageError(f"`{shlex.join(line)}` ended with {code}; see {log}.")
+
+
+def measure(task, cfg, out):
+    """Data, training and evaluation of one task: the operator's nRMSE and interval, seconds."""
+    making, training, _ = ROWS[task]
+    run, data = out / "runs" / task, out / "data" / task
+    strides = [] if cfg.preset == "pdebench" else ["--stride_x", "1", "--stride_t", "1"]
+    call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset, "--out",
+         str(data), *shlex.split(making))
+    begin = time.perf_counter()
+    call(out / f"{task}.train.txt", "train_operator.py", "--run", str(run), "--data", str(data),
+         "--cache", str(out / "cache"), "--tasks", task, "--ema", "0.999", "--warmup", "500",
+         "--eval_every", "2500", "--save_every", "5000", *shlex.split(training), *strides,
+         *["--compile"] * torch.cuda.is_available(), *shlex.split(cfg.flags))
+    seconds = time.perf_counter() - begin
+    call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol", "pdebench")
+    folder = run / "evaluation_pdebench" / "metrics.json"
+    result = json.loads(folder.read_text())["tasks"][task]
+    return result["forecasts"]["operator"]["scores"]["nrmse"], result["protocol"], seconds
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    out = Path(cfg.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{'':12} {'nRMSE':>9}  {'95 % interval':21} {'goal':>8} {'train s':>8}  protocol")
+    for task in cfg.task:
+        score, protocol, seconds = measure(task, cfg, out)
+        low, high = score["interval"]
+        print(f"{task:12} {score['all']:9.2e}  {low:.2e} to {high:.2e}  {ROWS[task][2]:8.1e} "
+              f"{seconds:8.0f}  {protocol}", flush=True)
+    print(NRMSE + ".")
+
+
+if __name__ == "__main__":
+    command(main)
