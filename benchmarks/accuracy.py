@@ -245,11 +245,14 @@ def launch(cell, folder):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".json")
     write_json(path, cell)
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "PYTHONPATH": str(ROOT)}
+    if cell["device"] == "CPU":  # threads of several processes on a few cores wait for each other
+        environment["OMP_NUM_THREADS"] = "1"
     with open(folder / "log.txt", "w") as log:
         code = "import sys; from benchmarks.accuracy import work; work(sys.argv[1])"
         return subprocess.Popen(
             [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=log, stderr=log,
-            env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4", "PYTHONPATH": str(ROOT)})
+            env=os.environ | environment)
 
 
 def report(task, results, out):
