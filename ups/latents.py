@@ -52,8 +52,9 @@ class TaskLatents:
         """Root mean square of what a latent channel changes by in a step: (D,)."""
         if self.cache is None:
             return ()
-        z = self.cache.z[0][:limit].float()
-        return tuple(z.diff(dim=1).double().square().mean((0, 1, 2)).sqrt().tolist())
+        squares = [z.float().diff(dim=0).square().mean((0, 1), dtype=torch.float64)
+                   for z in self.cache.z[0][:limit]]  # a trajectory at a time: some are large
+        return tuple(torch.stack(squares).mean(0).sqrt().tolist())
 
     @functools.cached_property
     def restless(self):

@@ -191,10 +191,9 @@ class Run:
 
     def loader_options(self, windows=None):
         """Arguments of a DataLoader: a systems choice, the same in every stage."""
-        workers = self.cfg.workers
         pin = self.accelerator.device.type == "cuda" and not (windows and windows.resident)
-        return {"num_workers": workers, "pin_memory": pin,
-                "prefetch_factor": self.cfg.prefetch if workers else None}
+        return {"num_workers": self.cfg.workers, "pin_memory": pin,
+                "prefetch_factor": self.cfg.prefetch if self.cfg.workers else None}
 
     def save(self):
         """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
