@@ -26,7 +26,7 @@ import torch
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.tasks import TASKS
 from ups.eval.compare import compare
-from ups.eval.evaluation import measure_all, show, shown_channel, spectrum_leads, summarise
+from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
 from ups.eval.forecasts import ENSEMBLES, make_forecasts
 from ups.eval.guards import check_guards
 from ups.eval.metrics import DEFINITIONS
@@ -121,7 +121,7 @@ def evaluate(accelerator, cfg, task, index, stages):
             for name, table in tables.items()}}
     order = tables["operator"]["nrmse"].nanmean((1, 2)).argsort()
     chosen = test[order[[0, len(order) // 2, -1]]]  # best, median, worst
-    return result, {"spec": spec, "channel": spec.channels[shown_channel(task)], "chosen": chosen,
+    return result, {"spec": spec, "channel": spec.channels[task.judged[0]], "chosen": chosen,
                     "params": task.fields.params(chosen),
                     "fields": show(task, forecasts, chosen, test, accelerator.device)}
 

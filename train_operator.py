@@ -99,7 +99,9 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
 
 def augmented(batch, tasks):
     """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
-    z = batch["z"][:, : batch["unroll"] + 1]
+    frames = torch.arange(batch["unroll"] + 1, device=batch["z"].device)
+    begin = batch["begin"].clamp(max=batch["z"].shape[1] - len(frames))
+    z = batch["z"].take_along_dim((begin[:, None] + frames)[..., None, None], 1)
     if "shift" in batch:
         z = tasks[batch["task"]].shifted(z, batch["shift"])
     if "noise" not in batch:
@@ -147,7 +149,7 @@ def main(argv=None):
         accelerator = run.accelerator
 
         # data
-        latents = open_latents(accelerator, cfg, "train", cfg.unroll)
+        latents = open_latents(accelerator, cfg, "train", cfg.unroll, shortest=1)
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
                             **run.loader_options(latents.windows))

@@ -9,7 +9,6 @@ cost a model a step.
 import contextlib
 import fcntl
 import math
-import statistics
 import time
 from pathlib import Path
 
@@ -65,14 +64,15 @@ def now():
 
 
 def step_times(marks):
-    """Seconds of a step by unroll: the median of what `marks`, (step, unroll, now()), enclose.
+    """Seconds of a step by unroll: the least of what `marks`, (step, unroll, now()), enclose, as
+    what others do beside it (compile, say) only adds.
 
     A mark says that from its step on steps have its unroll.
     """
     times = {}
     for (first, unroll, begin), (last, _, end) in zip(marks, marks[1:], strict=False):
         times.setdefault(unroll, []).append((end - begin) / (last - first))
-    return {unroll: statistics.median(values) for unroll, values in times.items()}
+    return {unroll: min(values) for unroll, values in times.items()}
 
 
 def unroll_at(step, steps, longest):

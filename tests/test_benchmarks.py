@@ -75,7 +75,7 @@ def test_the_number_of_steps_fits_the_time():
     assert turns.seconds_at(10, steps, times) == 20.0
     assert turns.steps_within(100.0, {1: 0.5}) == 200
     marks = [(0, 1, 0.0), (10, 1, 30.0), (20, 1, 32.0), (30, 2, 53.0), (40, None, 83.0)]
-    assert turns.step_times(marks) == {1: 2.1, 2: 3.0}  # the median of 3, 0.2 and 2.1
+    assert turns.step_times(marks) == {1: 0.2, 2: 3.0}  # the least of 3, 0.2 and 2.1
 
 
 def test_whoever_times_its_steps_is_alone(tmp_path):

@@ -45,9 +45,9 @@ def losses(folder):
 def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, monkeypatch):
     real = script.open_latents
 
-    def small(accelerator, cfg, *args):  # the default data, but fewer of them
+    def small(accelerator, cfg, *args, **options):  # the default data, but fewer of them
         make("burgers1d", out=cfg.data, samples=40, grid=32, frames=9, t_end=0.4)
-        return real(accelerator, cfg, *args)
+        return real(accelerator, cfg, *args, **options)
 
     monkeypatch.setattr(script, "open_latents", small)
     script.main(flags(tmp_path, tmp_path / "data", "--steps", 60))
@@ -102,7 +102,7 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     assert all((stage / f"rollout_{task}.png").exists() for task in test)
     # at the start the operator is the identity: the loss of every task is that of persistence
     steps = [line["train/loss"] for line in scores if "train/loss" in line]
-    assert all(0.4 < loss < 2.5 for loss in steps[:4]), steps[:4]
+    assert all(0.3 < loss < 4 for loss in steps[:4]), steps[:4]
 
 
 def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
@@ -191,8 +191,8 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
     codec = types.SimpleNamespace(decode=lambda z: z.mT)  # (B, N, 1) -> (B, 1, N)
     task = types.SimpleNamespace(codec=codec, trim=lambda z: z, conserved=[0], restless=1.0)
     z = torch.randn(3, 2, 8, 1)
-    batch = {"z": z, "start": z[:, 0], "mask": torch.ones(1), "dt": None, "cond": None, "task": 0,
-             "unroll": 1}
+    batch = {"z": z, "begin": torch.zeros(3, dtype=int), "mask": torch.ones(1), "dt": None,
+             "cond": None, "task": 0, "unroll": 1}
 
     def model(z, dt, cond, index):  # moves the mean by 0.3
         return z + 0.3

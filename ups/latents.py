@@ -83,6 +83,12 @@ class TaskLatents:
         return [names.index(name) for name in TASKS[self.name].conserved]
 
     @property
+    def judged(self):
+        """Channels by which a forecast is judged: all that are not given."""
+        names = self.fields.spec.channels
+        return [c for c, name in enumerate(names) if name not in TASKS[self.name].given]
+
+    @property
     def white(self):
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return self.pad(self.codec.weight.rsqrt())
@@ -108,19 +114,20 @@ class TaskLatents:
 class Latents:
     """The windows to train on and the tasks that they come from."""
 
-    def __init__(self, tasks, length):
+    def __init__(self, tasks, *lengths):
         self.tasks = tasks
-        self.windows = LatentWindows([task.cache for task in tasks], length)
+        self.windows = LatentWindows([task.cache for task in tasks], *lengths)
         self.lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
         self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
 
 
-def open_latents(accelerator, cfg, split, length=1, **codec):
+def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, **codec):
     """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure.
 
-    `codec` may override where a codec is and how it is fitted: `folder`, `components`.
+    `length` and `shortest` are those of LatentWindows. `codec` may override where a codec is and
+    how it is fitted: `folder`, `components`.
     """
-    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length)
+    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length, shortest)
     device = accelerator.device
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in latents.tasks for z in task.cache.z)

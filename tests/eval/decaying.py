@@ -42,7 +42,7 @@ def decaying(name="burgers1d", grid=(16,), **options):
                                   decode=lambda z: z.mT.unflatten(2, grid))
     return types.SimpleNamespace(
         name=name, fields=fields, codec=codec, pad=lambda z: z, trim=lambda z: z, conserved=[0],
-        spec=types.SimpleNamespace(periodic=True, forced=()),
+        judged=[0, 1], spec=types.SimpleNamespace(periodic=True, forced=()),
         cond=lambda chosen: fields.params(chosen).float())
 
 

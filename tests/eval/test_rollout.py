@@ -28,6 +28,18 @@ def test_drift_is_the_change_of_conserved_means_and_zero_where_nothing_is_conser
     assert drift(p, u0, []).tolist() == [[0.0, 0.0]]
 
 
+def test_channels_that_are_given_are_not_judged(task):
+    """Two channels of which the first is off by half and the second is given."""
+    alone = task.fields.read
+    task.fields.read = lambda rows: torch.cat([alone(rows), torch.ones(len(rows), 6, 1, 8)], 2)
+    task.codec = types.SimpleNamespace(encode=lambda u: u.mT, decode=lambda z: z.mT)
+    tables = measure(Accelerator(cpu=True), lambda z, *a: 0.75 * z, task, 0, "test")
+    assert torch.allclose(tables["one_step"], torch.tensor(0.5, dtype=torch.float64))
+    task.judged = [0, 1]
+    tables = measure(Accelerator(cpu=True), lambda z, *a: 0.75 * z, task, 0, "test")
+    assert torch.allclose(tables["one_step"], torch.tensor(0.375, dtype=torch.float64))
+
+
 def test_a_rollout_applies_the_model_again_and_again():
     z = rollout(lambda z, dt, cond, task: 0.5 * z, torch.ones(2, 3, 4), 4, None, None)
     assert z.shape == (2, 4, 3, 4)
@@ -58,7 +70,7 @@ def task():
             return start * 0.5 ** torch.arange(6.0)[:, None, None]
 
     return types.SimpleNamespace(fields=Fields(), codec=Identity(), pad=lambda z: z,
-                                 trim=lambda z: z, conserved=[],
+                                 trim=lambda z: z, conserved=[], judged=[0],
                                  cond=lambda chosen: torch.zeros(len(chosen), 1))
 
 

@@ -5,6 +5,10 @@ a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choic
 in one call and never copied before. Window w of a task starts at frame w % (T - L) of trajectory
 w // (T - L); L = min(length, T - 1). Latents that are few enough may lie on the GPU, all of them:
 a batch is then gathered there.
+
+Whoever may use less than a whole window says how many steps at least, S: a trajectory then has
+T - S starts, and windows too close to the end are read from earlier on, with `begin` (B,) the place
+of their start.
 """
 
 import math
@@ -18,13 +22,16 @@ from ups.config import UsageError
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
-    def __init__(self, caches, length):
+    def __init__(self, caches, length, shortest=math.inf):
         if length < 1 or not caches:
             raise UsageError(f"Windows need a cache and a length of at least 1, not {length}.")
         self.caches = list(caches)
         self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
-        self.sizes = [len(cache) * (cache.shape[1] - steps)
-                      for cache, steps in zip(self.caches, self.lengths, strict=True)]
+        self.shortest = shortest
+        self.starts = [cache.shape[1] - min(shortest, steps)  # windows in a trajectory
+                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
+        self.sizes = [len(cache) * starts
+                      for cache, starts in zip(self.caches, self.starts, strict=True)]
         width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
         self.views = [[_windows(z, steps) for z in cache.z]
@@ -34,7 +41,7 @@ class LatentWindows(Dataset):
         self.conds = [condition(cache.params, count) for cache in self.caches]
 
     def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
-        return LatentWindows, (self.caches, max(self.lengths))
+        return LatentWindows, (self.caches, max(self.lengths), self.shortest)
 
     def __len__(self):
         return sum(self.sizes)
@@ -54,10 +61,11 @@ class LatentWindows(Dataset):
         steps, rows, pairs = zip(*triples, strict=True)
         tasks, windows = zip(*pairs, strict=True)
         task, cache, windows = tasks[0], self.caches[tasks[0]], torch.tensor(windows)
-        starts = cache.shape[1] - self.lengths[task]  # windows in a trajectory
-        trajectory, start = windows // starts, windows % starts
+        trajectory, start = windows // self.starts[task], windows % self.starts[task]
+        first = start.clamp(max=cache.shape[1] - 1 - self.lengths[task])
         return {
-            "z": self._gather(task, trajectory, start),
+            "z": self._gather(task, trajectory, first),
+            "begin": (start - first).to(self.device),
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
             "cond": self.conds[task][trajectory.to(self.device)],
             "mask": self.masks[task],

@@ -15,6 +15,7 @@ class Task:
     test: str  # "first" or "last" tenth of the samples
     domain: tuple[float, float] = (0.0, 1.0)  # of every axis, where a file has no coordinates
     first_frame: int = 0
+    given: tuple[str, ...] = ()  # channels that are known beforehand, and no forecast is judged by
     conserved: tuple[str, ...] = ()  # channels whose mean over space the equation keeps
     forced: tuple[str, ...] = ()  # axes along which the equation itself depends on the place
     positive: tuple[str, ...] = ()  # channels that the equation keeps from falling below zero
@@ -37,7 +38,8 @@ TASKS = {
                   None, "1D_CFD_Rand_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
                   positive=("density", "pressure")),
     "darcy2d": Task("div(a grad u) + beta = 0", "steady", ("x", "y"), ("a", "u"), {"beta": None},
-                    "closed", "2D_DarcyFlow_beta{beta}_Train.hdf5", "first", positive=("a", "u")),
+                    "closed", "2D_DarcyFlow_beta{beta}_Train.hdf5", "first", given=("a",),
+                    positive=("a", "u")),
     "diffreact2d": Task("u_t = Du lap u + u - u^3 - k - v, v_t = Dv lap v + u - v", "groups",
                         ("y", "x"), ("u", "v"), {"Du": 1e-3, "Dv": 5e-3, "k": 5e-3}, "closed",
                         "2D_diff-react_NA_NA.h5", "last", (-1.0, 1.0), first_frame=10),

@@ -56,7 +56,8 @@ def finish_ensembles(run, operator, correctors, tasks):
                                     "split": "test", "tasks": results})
             name = "ensemble.png" if len(tasks) == 1 else f"ensemble_{task.name}.png"
             try:
-                draw_ensemble(run.folder / name, task.fields.spec, *shown, results[task.name])
+                draw_ensemble(run.folder / name, task.fields.spec, task.judged[0], *shown,
+                              results[task.name])
                 print(f"picture: {run.folder / name}")
             except (ImportError, OSError) as error:
                 print(f"no picture: {error}")
@@ -125,7 +126,7 @@ def _tables(device, task, index, draw, members, leads, chosen):
     last, scores = u.shape[1] - 1, []
     leads = leads and [lead for lead in leads if lead <= last]
     for lead, z in ensemble_of(task, index, draw, members, u, chosen, leads):
-        p, y = decode(task, z), u[:, lead]
+        p, y = decode(task, z)[:, :, task.judged], u[:, lead, task.judged]
         variance, square_error = spread_skill(p if members > 1 else torch.cat([p, p], 1), y)
         energy = torch.stack([spectrum(member[:, None]) for member in p.unbind(1)]).mean(0)
         surplus, true = spectrum_error(energy, spectrum(y[:, None]), task.fields.spec.grid)

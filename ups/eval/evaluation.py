@@ -9,7 +9,6 @@ import time
 import torch
 from tqdm import tqdm
 
-from ups.data.tasks import TASKS
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
 from ups.eval.rollout import CHUNK_BYTES, trajectory_bytes
@@ -54,12 +53,13 @@ def measure_all(accelerator, task, forecasts, test, members):
 def tables_of(s, task, forecasts, seconds, bar):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`."""
     kept, rows = spectrum_leads(s.steps + 1), {}
-    energies = [metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)]
+    u, conserved = s.u[:, :, task.judged], [task.judged.index(c) for c in task.conserved]
+    energies = [metrics.spectrum(u[:, k:k + 1]) for k in range(1, s.steps + 1)]
     rows["truth", "spectrum"] = [energies[k - 1][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():
         bar.set_postfix_str(name)
         for k, p in enumerate(timed(forecast(s), seconds[name], s.u), start=1):
-            scores = score(p, s.u[:, k], energies[k - 1], s.u[:, 0], task.conserved,
+            scores = score(p[:, :, task.judged], u[:, k], energies[k - 1], u[:, 0], conserved,
                            name in PROBES)
             for metric, value in scores.items():
                 if metric != "spectrum" or k in kept:
@@ -116,7 +116,8 @@ def summarise(tables, operator, task, members, seed=0):
     count = len(tables["nrmse"])
     weights = torch.cat([torch.full((1, count), 1 / count, dtype=torch.float64),
                          metrics.resamplings(count, seed=seed)])
-    channels, dt, scores = task.fields.spec.channels, task.fields.spec.dt, {}
+    spec, scores = task.fields.spec, {}
+    channels = [spec.channels[c] for c in task.judged]
 
     def add(name, combine, *parts):
         """Parts (n, T) or (n, T, C) -> means over channels and resampled trajectories."""
@@ -139,7 +140,7 @@ def summarise(tables, operator, task, members, seed=0):
         add("spectrum_error", torch.divide, tables["missing"], tables["there"])
         worst = tables["max_error"]
         scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}
-        length = metrics.correlation_time(tables["correlation"], dt)
+        length = metrics.correlation_time(tables["correlation"], spec.dt)
         relative = metrics.from_rmse(tables["rmse"], tables["size"])
         for name, table in (("correlation_time", length), ("relative_l2", relative)):
             scores[name] = record(weighted(weights, table.nanmean(1)))
@@ -173,15 +174,10 @@ def record(whole, by_lead=None):
     return out
 
 
-def shown_channel(task):
-    """The first channel; of a steady task the last, for the first is the given coefficient."""
-    return -1 if TASKS[task.name].layout == "steady" else 0
-
-
 @torch.no_grad()
 def show(task, forecasts, chosen, test, device):
     """Fields (n, T, *grid) of one channel: `truth`, forecasts, and spreads of ensembles."""
-    s, c = start(task, chosen, test, device), shown_channel(task)
+    s, c = start(task, chosen, test, device), task.judged[0]
     fields = {"truth": s.u[:, :, c]}
     for name, forecast in forecasts.items():
         if name not in (*PROBES, *YARDSTICKS):

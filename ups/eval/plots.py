@@ -5,18 +5,19 @@ import numpy as np
 CHOICE = ("best", "median", "worst")
 
 
-def draw_rollouts(path, spec, shown, tables):
+def draw_rollouts(path, spec, channel, shown, tables):
     """Best, median and worst trajectory (rows), and how the error grows with the lead time."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    truth, fields = (shown[key][:, :, 0].float().cpu().numpy() for key in ("truth", "fields"))
+    truth, fields = (shown[key][:, :, channel].float().cpu().numpy() for key in ("truth", "fields"))
     draw = _draw_1d if len(spec.grid) == 1 else _draw_2d
     figure, curve = draw(plt, spec, truth, fields, shown["operator"].mean(1))
     _error_curve(curve, spec, tables)
-    figure.suptitle(f"{spec.task}: {spec.channels[0]}, rolled out from the first frame, test split")
+    figure.suptitle(f"{spec.task}: {spec.channels[channel]}, rolled out from the first frame, "
+                    "test split")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -84,7 +85,7 @@ def _draw_2d(plt, spec, truth, fields, scores):
     return figure, axes[2, -1]
 
 
-def draw_ensemble(path, spec, truth, members, result):
+def draw_ensemble(path, spec, channel, truth, members, result):
     """One trajectory: the fan of its members in 1-D; mean, one member and spread in 2-D.
 
     truth (T, C, *grid), members (T, M, C, *grid); `result`: the scores by lead time.
@@ -94,7 +95,7 @@ def draw_ensemble(path, spec, truth, members, result):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    truth, members = truth[:, 0].float().numpy(), members[:, :, 0].float().numpy()
+    truth, members = (x.float().numpy() for x in (truth[:, channel], members[:, :, channel]))
     if truth.ndim == 4:  # three space axes: the middle slice
         truth, members = truth[:, truth.shape[1] // 2], members[:, :, members.shape[2] // 2]
     frames = sorted({max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
@@ -110,7 +111,7 @@ def draw_ensemble(path, spec, truth, members, result):
     curves[0].set_yscale("log")
     curves[0].legend(fontsize=8)
     curves[1].axhline(1.0, color="0.5", lw=1, ls="--")
-    figure.suptitle(f"{spec.task}: {spec.channels[0]} of the first test trajectory, "
+    figure.suptitle(f"{spec.task}: {spec.channels[channel]} of the first test trajectory, "
                     f"{members.shape[1]} members")
     figure.savefig(path, dpi=110)
     plt.close(figure)

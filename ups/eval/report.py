@@ -27,7 +27,7 @@ def finish_operator(run, model, tasks):
                                     "tasks": results})
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
             try:
-                draw_rollouts(run.folder / name, task.fields.spec, shown, tables)
+                draw_rollouts(run.folder / name, task.fields.spec, task.judged[0], shown, tables)
                 print(f"picture: {run.folder / name}")
             except (ImportError, OSError) as error:
                 print(f"no picture: {error}")

@@ -84,10 +84,9 @@ def predict(accelerator, model, task, index, chosen):
 
     rolled = decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
     steps = [model(z[:, t], dt, cond, index) for t in range(frames - 1)]
-    truth = u[:, 1:]
-    return {"operator": nrmse(rolled, truth).cpu(),
-            "one_step": nrmse(decode(torch.stack(steps, 1)), truth).cpu(),
-            "persistence": nrmse(u[:, :1].expand_as(truth), truth).cpu(),
-            "codec": nrmse(decode(z[:, 1:]), truth).cpu(),
+    forecasts = {"operator": rolled, "one_step": decode(torch.stack(steps, 1)),
+                 "persistence": u[:, :1].expand_as(rolled), "codec": decode(z[:, 1:])}
+    return {name: nrmse(p[:, :, task.judged], u[:, 1:, task.judged]).cpu()
+            for name, p in forecasts.items()} | {
             "drift": drift(rolled, u[:, 0], task.conserved).cpu(),
             "truth": u, "fields": torch.cat([u[:, :1], rolled], 1)}
