@@ -13,7 +13,7 @@ steps alone and takes as many as fit the seconds (benchmarks/turns.py). Compilat
 are not counted, for none. (With CUDA's MPS daemon running, processes really share the GPU.)
 
 A result is stored in --out under the hash of its configuration and never computed twice. The best
-average by validation is tested once:
+average by validation is tested once (choose settings with --split val, which never sees test):
 
     nRMSE for one step from each true frame, and for the roll-out from the first frame alone, with
     95 % bootstrap intervals over the test trajectories, and the ratio operator / best baseline.
@@ -65,6 +65,7 @@ class Config:
     models: tuple[str, ...] = ("operator", "fno", "unet")  # each with its flags, in quotes
     joint: str = ""  # "operator", and flags: one for all tasks, for the sum of their seconds
     seconds: float = 100.0  # of training steps, for each model and task
+    split: str = "test"     # val: to choose settings
     preset: str = "medium"  # of the data, which are made where missing; small for a CPU
     at_once: int = 8  # processes that compile and train at the same time
     out: str = "benchmarks/results"  # results by hash, data, logs and pictures
@@ -72,6 +73,8 @@ class Config:
 
     def __post_init__(self):
         check(self, seconds=(0.1, math.inf), at_once=(1, math.inf))
+        if self.split not in ("val", "test"):
+            raise UsageError(f"--split {self.split}: it is val or test.")
         for task in self.task:
             if task not in TASKS:
                 raise UsageError(f"--task {task}: it is one of {', '.join(TASKS)}.")
@@ -148,7 +151,7 @@ def train_operator(cell, folder, turns):
         result["parameters"] = sum(p.numel() for p in model.parameters())
         result["tables"] = {}
         for index, task in enumerate(tasks):
-            tables = measure(run.accelerator, model, task, index, "test")
+            tables = measure(run.accelerator, model, task, index, cell["split"])
             result["tables"][task.name] = {"rollout": tables["operator"],
                                            "one_step": tables["one_step"]}
 
@@ -263,8 +266,8 @@ def report(task, results, out):
     weights = resamplings(count)
     data = " ".join(f"{key}={value}" for key, value in first["data"][task].items())
     print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
-          f"{first['at']}\nnRMSE over {count} test trajectories, roll-out of {leads} steps from "
-          "the first frame, 95 % intervals")
+          f"{first['at']}\nnRMSE over {count} {first['split']} trajectories, roll-out of {leads} "
+          "steps from the first frame, 95 % intervals")
     width = max(len(model) for model in results)
     print(f"{'':{width}} {'params':>9} {'batch':>5} {'steps':>7} {'ms':>5} "
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
@@ -314,13 +317,13 @@ def draw(path, task, results):
         right.plot(leads, by_lead, lw=1.8, marker="o" if len(leads) < 2 else "", label=label)
     left.set(xlabel="seconds of training", ylabel="nRMSE of the roll-out, val", yscale="log",
              title="error against training time", xlim=(0, None))
-    right.set(xlabel="step of the roll-out", ylabel="nRMSE, test", yscale="log",
+    first = next(iter(results.values()))
+    right.set(xlabel="step of the roll-out", ylabel=f"nRMSE, {first['split']}", yscale="log",
               title="error against lead time, at the end")
     for axis in (left, right):
         axis.grid(alpha=0.3, which="both", lw=0.5)
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
-    first = next(iter(results.values()))
     figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}")
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -340,6 +343,7 @@ def main(argv=None):
     for model, some, seconds in wanted:
         cell = {"model": model, "kind": model.split()[0], "flags": flags_of(model, some),
                 "tasks": some, "seconds": seconds, "seed": cfg.seed, "device": device,
+                "split": cfg.split,
                 "data": {task: data_of(task, cfg) for task in some}}
         key = digest(cell | {"model": "", "flags": "", "settings": settings(cell)})
         cells[out / f"{'_'.join(some)}_{cell['kind']}_{key}"] = cell

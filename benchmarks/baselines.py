@@ -221,7 +221,7 @@ def train_baseline(cell, folder, turns):
             curve.append((seconds_at(k + 1, steps, times), score))
             print(f"step {k + 1} of {steps}: roll-out nRMSE {score:.4g} (val)", flush=True)
     with ema.applied(model, best=True):
-        tables = errors(model, fields, fields.split("test"), device)
+        tables = errors(model, fields, fields.split(cell["split"]), device)
         export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
     return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
             "steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},

@@ -107,7 +107,7 @@ def test_a_short_training_lowers_the_error(tmp_path):
     flags = ("--model.width 8 --model.depth 1 --model.modes 4 --lr 1e-2 --batch_size 4 --unroll 2 "
              "--ema 0.5").split()
     cell = {"tasks": ["ns2d"], "model": "fno", "kind": "fno", "flags": flags, "seconds": 0.5,
-            "seed": 0, "folder": tmp_path / "data"}
+            "seed": 0, "folder": tmp_path / "data", "split": "test"}
     result = baselines.train_baseline(cell, tmp_path / "fno", turns.Turns(tmp_path))
     fields = open_fields("ns2d", tmp_path / "data")
     u = fields.read(fields.split("test"))
@@ -149,7 +149,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
-    (["--seconds", "0"], "--seconds")])
+    (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test")])
 def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         accuracy.main(["--out", str(tmp_path), *argv])
