@@ -55,6 +55,7 @@ class Config(RunConfig):
     grad_clip: float = 10.0     # largest norm of the gradient; 1 balances several tasks
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 4             # longest unroll; the first 70 % of training take single steps
+    early: int = 8              # windows begin this often at the first frame, half at the next, ..
     noise: float = 0.01         # on the first frame, up to this share of a field's deviation
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
@@ -63,7 +64,7 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t",
+        counts = ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t", "early",
                   "val_trajectories")
         check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
               grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10), codec_error=(0, 1),
@@ -149,7 +150,7 @@ def main(argv=None):
         accelerator = run.accelerator
 
         # data
-        latents = open_latents(accelerator, cfg, "train", cfg.unroll, shortest=1)
+        latents = open_latents(accelerator, cfg, "train", cfg.unroll, shortest=1, early=cfg.early)
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
                             **run.loader_options(latents.windows))

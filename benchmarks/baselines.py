@@ -16,6 +16,7 @@ from torch import nn
 from benchmarks.fno import FNO, FNOConfig
 from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within, unroll_at
 from benchmarks.unet import UNet, UNetConfig
+from ups.cache.windows import starts_of
 from ups.config import parse
 from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
@@ -39,6 +40,7 @@ class Recipe:
     ema: float = 0.999
     unroll: int = 4         # longest, as in train_operator.py
     noise: float = 0.01
+    early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
 
 
@@ -153,11 +155,12 @@ def train_baseline(cell, folder, turns):
         optimizer = torch.optim.AdamW(params, lr, **options)
     ema = EMA(model, cfg.ema)
     count, frames = u.shape[:2]
-    longest = min(cfg.unroll, frames - 1)
+    longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
 
     def loss_of(unroll):
         row = torch.randint(count, (cfg.batch_size,), device=device)
-        first = torch.randint(frames - unroll, (cfg.batch_size,), device=device)
+        first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
+        first = first.clamp(max=frames - 1 - unroll)
         window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
         level = cfg.noise * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
         draw = torch.randn_like(window[0])

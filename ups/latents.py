@@ -121,13 +121,13 @@ class Latents:
         self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
 
 
-def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, **codec):
+def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):
     """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure.
 
-    `length` and `shortest` are those of LatentWindows. `codec` may override where a codec is and
-    how it is fitted: `folder`, `components`.
+    `length`, `shortest` and `early` are those of LatentWindows. `codec` may override where a codec
+    is and how it is fitted: `folder`, `components`.
     """
-    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length, shortest)
+    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length, shortest, early)
     device = accelerator.device
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in latents.tasks for z in task.cache.z)

@@ -55,6 +55,11 @@ def test_short_windows_start_at_every_frame_that_has_a_next_one(tmp_path):
     own = batch["z"][torch.arange(240), batch["begin"]].unflatten(0, (30, 8))
     assert torch.equal(own, torch.cat(list(cache.z))[:, :8])
     assert LatentWindows([cache], 4, 2).sizes == [30 * 7]
+    early = LatentWindows([cache], 4, 1, early=4)  # frames 0 to 7, the first ones more than once
+    assert early.starts[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
+    assert early.sizes == [30 * 12] and pickle.loads(pickle.dumps(early)).sizes == early.sizes
+    again = early.__getitems__([(0, 0, (0, 12 + w)) for w in (3, 4, 11)])
+    assert torch.equal(again["z"][torch.arange(3), again["begin"]], own[1, [0, 1, 7]])
 
 
 def test_several_tasks_are_padded_to_the_widest(tmp_path):

@@ -22,15 +22,15 @@ from ups.config import UsageError
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
-    def __init__(self, caches, length, shortest=math.inf):
+    def __init__(self, caches, length, shortest=math.inf, early=1):
         if length < 1 or not caches:
             raise UsageError(f"Windows need a cache and a length of at least 1, not {length}.")
         self.caches = list(caches)
         self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
-        self.shortest = shortest
-        self.starts = [cache.shape[1] - min(shortest, steps)  # windows in a trajectory
+        self.shortest, self.early = shortest, early
+        self.starts = [starts_of(cache.shape[1] - min(shortest, steps), early)
                        for cache, steps in zip(self.caches, self.lengths, strict=True)]
-        self.sizes = [len(cache) * starts
+        self.sizes = [len(cache) * len(starts)
                       for cache, starts in zip(self.caches, self.starts, strict=True)]
         width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
@@ -41,7 +41,7 @@ class LatentWindows(Dataset):
         self.conds = [condition(cache.params, count) for cache in self.caches]
 
     def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
-        return LatentWindows, (self.caches, max(self.lengths), self.shortest)
+        return LatentWindows, (self.caches, max(self.lengths), self.shortest, self.early)
 
     def __len__(self):
         return sum(self.sizes)
@@ -61,7 +61,8 @@ class LatentWindows(Dataset):
         steps, rows, pairs = zip(*triples, strict=True)
         tasks, windows = zip(*pairs, strict=True)
         task, cache, windows = tasks[0], self.caches[tasks[0]], torch.tensor(windows)
-        trajectory, start = windows // self.starts[task], windows % self.starts[task]
+        starts = self.starts[task]
+        trajectory, start = windows // len(starts), starts[windows % len(starts)]
         first = start.clamp(max=cache.shape[1] - 1 - self.lengths[task])
         return {
             "z": self._gather(task, trajectory, first),
@@ -107,6 +108,17 @@ def empty_batch(*shape):
         return torch.empty(shape)
     storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))
     return torch.empty(0).set_(storage, 0, shape)
+
+
+def starts_of(count, early):
+    """First frames 0 .. count - 1 of a trajectory's windows, early ones several times, in
+    proportion to early / (f + 1) for frame f, and at least once.
+
+    Every roll-out begins at frame 0, where solutions are often roughest.
+    """
+    frames = torch.arange(count)
+    times = (early / (frames + 1)).round().long().clamp(min=1)
+    return frames.repeat_interleave(times // times[-1])
 
 
 def _windows(z, steps):
