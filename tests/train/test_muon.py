@@ -9,14 +9,15 @@ from torch import nn
 from ups.train.muon import RMS, Muon, orthogonal
 
 
-@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 8, 10), (6, 4, 3, 3)])
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 8, 10), (6, 4, 3, 3),
+                                   (2, 1, 3, 8, 10)])
 def test_an_update_keeps_the_singular_vectors_and_evens_out_the_values(shape):
     g = torch.randn(shape, dtype=torch.float64)
     one, = orthogonal([g])
     _, again, _ = orthogonal([torch.ones_like(g), 1e-6 * g, torch.randn_like(g)])
     assert torch.allclose(one, again)  # neither its size nor its neighbours matter
     many = shape[-2:] == (8, 10)
-    matrices = [x.flatten(0, 1) if many else x.flatten(1)[None] for x in (g, one)]
+    matrices = [x.flatten(0, -3) if many else x.flatten(1)[None] for x in (g, one)]
     u, _, v = torch.linalg.svd(matrices[0], full_matrices=False)
     inner = u.mT @ matrices[1] @ v.mT / (RMS * max(matrices[0].shape[1:]) ** 0.5)
     values = inner.diagonal(dim1=1, dim2=2)
@@ -52,6 +53,22 @@ def test_all_but_hidden_matrices_are_adamws_own():
     grad = model[1].weight.grad
     expected = start[2] * (1 - 1e-2 * 0.1) - 1e-2 * orthogonal([grad])[0]
     assert torch.allclose(model[1].weight, expected)
+
+
+def test_what_has_no_gradient_stands_still():
+    """One of two matrices is used in a step: the other, and its momentum, wait for theirs."""
+    model, kept = nn.ParameterList([torch.randn(2, 1, 8, 9)]), []
+    optimizer = Muon(model, model, torch.tensor(0.1), fused=True, capturable=True, weight_decay=0)
+    grads = torch.randn(2, 1, 8, 9)
+    for own in (0, 1, 1, 0):
+        before = model[0].detach().clone()
+        model[0].grad = torch.zeros(2, 1, 8, 9)
+        model[0].grad[own] = grads[own]
+        optimizer.step()
+        moved = (model[0].detach() - before).flatten(1).abs().amax(1) > 0
+        assert moved.tolist() == [own == 0, own == 1]
+        kept.append(optimizer.state[model[0]]["momentum"][0].clone())
+    assert torch.equal(kept[0], kept[2]) and not torch.equal(kept[2], kept[3])
 
 
 def test_its_state_can_be_saved_and_loaded():

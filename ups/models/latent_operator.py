@@ -20,7 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.layers import Block, FourierMixer, Grid, RotaryAttention, WindowAttention
+from ups.models.layers import (
+    Block,
+    FourierMixer,
+    Grid,
+    OwnMixers,
+    RotaryAttention,
+    WindowAttention,
+)
 
 BODIES = ("fourier", "plain", "pdet")
 
@@ -117,7 +124,7 @@ class TokenBody(nn.Module):
     def __init__(self, config, tasks, inputs, outputs, scalars):
         super().__init__()
         self.config, self.tasks = config, tuple(tasks)
-        self.axes = [a for a in range(3) if a == 2 or any(t.tokens[a] > 1 for t in self.tasks)]
+        self.axes = axes_of(self.tasks)
         self.names = sorted({name for task in self.tasks for name in task.params})
 
         dim = config.dim
@@ -160,7 +167,8 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            mixer = FourierMixer(dim, self.axes, c.modes, c.kernel)
+            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), c.modes, c.kernel)
+                              for task in self.tasks)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
@@ -175,7 +183,7 @@ class TokenBody(nn.Module):
         if x.shape[1] != math.prod(tokens):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
         (places,), *tables = self._lookup(tokens, spec.periodic, spec.forced, x)
-        grids = [Grid(spec.periodic, tuple(row)) for row in tables]
+        grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
         closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
         slots = [cond[:, spec.params.index(name)] if name in spec.params
@@ -232,6 +240,11 @@ class TokenBody(nn.Module):
             shape = [-1 if a == axis else 1 for a in range(3)]
             out.append(wave.view(*shape, 4).expand(*tokens, 4))
         return torch.cat(out, -1)
+
+
+def axes_of(tasks):
+    """The axes of the token grid that some task has."""
+    return [a for a in range(3) if a == 2 or any(task.tokens[a] > 1 for task in tasks)]
 
 
 def _merge(x, weight):

@@ -6,8 +6,7 @@ Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the 
     x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
 
 A mixer reads a `Grid`: the boundary and constant tables that depend on the token grid alone and are
-made once, outside the blocks. Weights that belong to one axis are slices of one parameter: a task
-without that axis then gives them a zero gradient instead of none, as DDP and FSDP2 need.
+made once, outside the blocks.
 
     FourierMixer      axis by axis, analysis -> one matrix per wave number -> synthesis, all of them
                       real matrix products (F-FNO, Tran et al. 2023), plus a star-shaped convolution
@@ -30,6 +29,7 @@ class Grid(NamedTuple):
 
     periodic: bool
     tables: tuple[torch.Tensor, ...]
+    task: int = 0
 
 
 class Block(nn.Module):
@@ -67,6 +67,16 @@ class GatedMLP(nn.Module):
         return self.out(F.silu(a) * b)
 
 
+class OwnMixers(nn.ModuleList):
+    """A mixer for each task, as grids and speeds differ; all else is shared."""
+
+    def tables(self, tokens, periodic):
+        return self[0].tables(tokens, periodic)
+
+    def forward(self, x, grid):
+        return self[grid.task](x, grid)
+
+
 class FourierMixer(nn.Module):
     """Global mixing by truncated Fourier series along each axis, local mixing by a convolution."""
 
@@ -76,12 +86,11 @@ class FourierMixer(nn.Module):
         taps = 1 + 2 * self.reach * len(axes)
         self.local = nn.Parameter(torch.randn(dim, taps, dim) / math.sqrt(taps * dim))
         self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
 
     def tables(self, tokens, periodic):
         """(analysis, synthesis) for each axis that has more than one token."""
-        lengths = [tokens[axis] for axis in self.axes if tokens[axis] > 1]
-        return [table for n in lengths for table in fourier_basis(n, len(self.modes), periodic)]
+        return [table for n in tokens if n > 1
+                for table in fourier_basis(n, len(self.modes), periodic)]
 
     def forward(self, x, grid):
         tables, y = iter(grid.tables), 0
@@ -96,7 +105,7 @@ class FourierMixer(nn.Module):
                      for o in range(2 * self.reach + 1) if o != self.reach]
             weights.append(side)
             y = y + self._fourier(x, axis + 1, modes, next(tables), next(tables))
-        return y + F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1), self.bias)
+        return y + F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
 
     def _fourier(self, x, axis, weight, analysis, synthesis):
         """Coefficients (K) -> dim x 2 dim per wave number -> tokens; the synthesis table combines

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ups.train.ema import local
+
 RMS = 0.4
 A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 
@@ -29,6 +31,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
+        """Entries without a gradient, of another task, stand still: their momentum has not aged."""
         group = next(group for group in self.param_groups if group["muon"])
         params = [p for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in params]
@@ -40,11 +43,13 @@ class Muon(torch.optim.AdamW):
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
                 self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
         means = [self.state[p]["momentum"] for p in params]
-        torch._foreach_lerp_(means, grads, 1 - self.momentum)
+        used = torch._foreach_abs(torch._foreach_sign(local(grads)))  # 1 or 0
+        weights = torch._foreach_mul(used, 1 - self.momentum)
+        torch._foreach_lerp_(local(means), local(grads), weights)
         updates = orthogonal(torch._foreach_lerp(grads, means, self.momentum))
-        torch._foreach_mul_(updates, group["lr"])
+        torch._foreach_mul_(used, group["lr"])
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_sub_(params, updates)
+        torch._foreach_addcmul_(local(params), local(updates), used, value=-1)
 
 
 def orthogonal(tensors):
@@ -53,14 +58,14 @@ def orthogonal(tensors):
     On a GPU so do all of one height, the narrow ones with zeros beside them: launches cost there,
     arithmetic does not.
 
-    A tensor (i, j, r, c) is i * j matrices, unless r and c are the sides of a convolution's
-    kernel; all others have rows x rest.
+    A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
+    sides of a convolution's kernel; all others have rows x rest.
     """
     stacks, out = {}, list(tensors)
     for i, tensor in enumerate(tensors):
         x = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        many = x.ndim == 4 and min(x.shape[2:]) > 7
-        x = x.flatten(0, 1) if many else x.flatten(1)[None]
+        many = x.ndim > 3 and min(x.shape[-2:]) > 7
+        x = x.flatten(0, -3) if many else x.flatten(1)[None]
         flipped = x.shape[1] > x.shape[2]
         x = x.mT if flipped else x  # (n, r, c) with r <= c
         stacks.setdefault(x.shape[1] if x.is_cuda else x.shape[1:], []).append((i, flipped, x))

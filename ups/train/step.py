@@ -145,6 +145,9 @@ class Backward:
                     self._chunk(chunk, rows)
                 else:
                     self._replay(chunk, rows)
+            for p in self.params:
+                if p.grad is None:  # FSDP2, a weight of another task: zero, as elsewhere
+                    p.grad = torch.zeros_like(p)
         except Exception as error:
             # An out-of-memory traceback holds every activation of the failed chunk.
             return error.with_traceback(None) if is_out_of_memory(error) else error
