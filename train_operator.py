@@ -49,7 +49,7 @@ class Config(RunConfig):
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 4e-3            # highest learning rate
+    lr: float = 8e-3            # highest learning rate
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 10.0     # largest norm of the gradient; 1 balances several tasks
@@ -160,8 +160,8 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.body.stages, lr, weight_decay=cfg.weight_decay, fused=True,
-                         capturable=True)
+        optimizer = Muon(model, model.body.stages, lr, rms=0.2, weight_decay=cfg.weight_decay,
+                         fused=True, capturable=True)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare

@@ -34,6 +34,7 @@ class Recipe:
     optimizer: str = "muon"  # as the operator's, or adamw
     batch_size: int = 64
     lr: float = 4e-3
+    rms: float = 0.4        # of Muon's updates, as a multiple of lr
     weight_decay: float = 1e-5
     warmup: float = 0.02    # share of the steps
     grad_clip: float = 1.0
@@ -150,7 +151,7 @@ def train_baseline(cell, folder, turns):
     lr = torch.tensor(cfg.lr, device=device)
     options = {"weight_decay": cfg.weight_decay, "fused": True, "capturable": True}
     if cfg.optimizer == "muon":
-        optimizer = Muon(model, model.net.hidden, lr, **options)
+        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, **options)
     else:
         optimizer = torch.optim.AdamW(params, lr, **options)
     ema = EMA(model, cfg.ema)

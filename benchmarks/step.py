@@ -163,7 +163,7 @@ def main():
     triples = [(0, row, (0, row * 7)) for row in range(args.batch_size)]
     batch = latents.windows.__getitems__(triples)
     batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
-    batch |= {"unroll": 1, "start": batch["z"][:, 0]}
+    batch["unroll"] = 1
     rows["bare graph"] = bare_speed(base, batch, spec, args.steps)
     gap = gradient_gap(run, base, batch, spec)
 

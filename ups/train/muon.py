@@ -5,8 +5,8 @@
 Every direction of the update has the same size, so that rare directions of the gradient are learned
 as fast as the dominant ones. U V^T comes from five Newton-Schulz steps on G' / |G'|: odd
 polynomials that send all singular values near one, in matrix products alone. `scale` gives entries
-a root mean square of RMS, so that one learning rate serves both this and AdamW, which
-takes all other weights: biases, embeddings, the first and the last layer.
+a root mean square of `rms`, so that one learning rate serves both this and AdamW, which takes all
+other weights: biases, embeddings, the first and the last layer.
 """
 
 import torch
@@ -15,15 +15,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.train.ema import local
 
-RMS = 0.4
 A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 
 
 class Muon(torch.optim.AdamW):
     """AdamW for `model`, but for the matrices inside `hidden`, a part of it."""
 
-    def __init__(self, model, hidden, lr, momentum=0.95, **options):
-        self.momentum = momentum
+    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, **options):
+        self.momentum, self.rms = momentum, rms
         matrices = {p: None for p in hidden.parameters() if p.ndim > 1}
         others = [p for p in model.parameters() if p not in matrices]
         super().__init__([{"params": list(matrices), "muon": True},
@@ -47,16 +46,16 @@ class Muon(torch.optim.AdamW):
         weights = torch._foreach_mul(used, 1 - self.momentum)
         torch._foreach_lerp_(local(means), local(grads), weights)
         updates = orthogonal(torch._foreach_lerp(grads, means, self.momentum))
-        torch._foreach_mul_(used, group["lr"])
+        torch._foreach_mul_(used, self.rms * group["lr"])
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_addcmul_(local(params), local(updates), used, value=-1)
 
 
 def orthogonal(tensors):
-    """U V^T of every matrix, scaled; matrices of one shape go through the products together.
+    """U V^T of every matrix, scaled to a root mean square of about one.
 
-    On a GPU so do all of one height, the narrow ones with zeros beside them: launches cost there,
-    arithmetic does not.
+    Matrices of one shape go through the products together. On a GPU so do all of one height, the
+    narrow ones with zeros beside them: launches cost there, arithmetic does not.
 
     A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
     sides of a convolution's kernel; all others have rows x rest.
@@ -79,7 +78,7 @@ def orthogonal(tensors):
             y = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(y, y, y, beta=B, alpha=C), x, beta=A)
         for (i, flipped, like), new in zip(members, x.split(sizes), strict=True):
-            new = RMS * like.shape[2] ** 0.5 * new[..., : like.shape[2]].to(like.dtype)
+            new = like.shape[2] ** 0.5 * new[..., : like.shape[2]].to(like.dtype)
             new = (new.mT if flipped else new).contiguous().view(tensors[i].shape)
             if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
                 new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
