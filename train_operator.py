@@ -50,12 +50,13 @@ class Config(RunConfig):
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
     lr: float = 8e-3            # highest learning rate
+    rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
-    grad_clip: float = 10.0     # largest norm of the gradient; 1 balances several tasks
+    grad_clip: float = 10.0     # largest norm of the gradient; for several tasks 1 is better
     ema: float = 0.99           # decay of the averaged weights
-    unroll: int = 4             # longest unroll; the first 70 % of training take single steps
-    early: int = 8              # windows begin this often at the first frame, half at the next, ..
+    unroll: int = 4             # single steps at first, then from 70 % of training on 2, 3, .. this
+    early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.01         # on the first frame, up to this share of a field's deviation
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
@@ -66,9 +67,10 @@ class Config(RunConfig):
         super().__post_init__()
         counts = ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t", "early",
                   "val_trajectories")
-        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
-              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10), codec_error=(0, 1),
-              conserve=(0, math.inf), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+        check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
+              warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
+              codec_error=(0, 1), conserve=(0, math.inf), seed=(0, 2**31),
+              **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
@@ -160,8 +162,8 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.body.stages, lr, rms=0.2, weight_decay=cfg.weight_decay,
-                         fused=True, capturable=True)
+        optimizer = Muon(model, model.body.stages, lr, rms=cfg.rms, fused=True, capturable=True,
+                         weight_decay=cfg.weight_decay)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare

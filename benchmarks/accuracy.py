@@ -12,8 +12,9 @@ their seconds. Every model is a process of its own, and all run at the same time
 steps alone and takes as many as fit the seconds (benchmarks/turns.py). Compilation and validation
 are not counted, for none. (With CUDA's MPS daemon running, processes really share the GPU.)
 
-A result is stored in --out under the hash of its configuration and never computed twice. The best
-average by validation is tested once (choose settings with --split val, which never sees test):
+A result is stored in --out under the hash of its configuration and never computed twice (the code
+is no part of it: give another --out where that has changed). The best average by validation is
+tested once (choose settings with --split val, which never sees test):
 
     nRMSE for one step from each true frame, and for the roll-out from the first frame alone, with
     95 % bootstrap intervals over the test trajectories, and the ratio operator / best baseline.
@@ -28,6 +29,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +38,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.baselines import BASELINES, MOMENTS, VAL, train_baseline
+from benchmarks.baselines import BASELINES, MOMENTS, VAL, WARMUP, train_baseline
 from benchmarks.turns import CHUNK, Turns, now, seconds_at, step_times, steps_within
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.tasks import TASKS
@@ -51,8 +53,8 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
 FLAGS = {  # beside the defaults, by kind and number of axes; chosen on validation
-    ("operator", 1): "--batch_size 64 --ema 0.999 --warmup 500",
-    ("operator", 2): "--ema 0.999 --warmup 500 --noise 0.03 --model.dim 128",
+    ("operator", 1): "--batch_size 64 --ema 0.999",
+    ("operator", 2): "--ema 0.999 --noise 0.03 --model.dim 128",
     ("fno", 2): "--batch_size 32 --noise 0.03 --model.modes 12 --model.width 48 --lr 8e-3",
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32 --noise 0.03",
@@ -108,8 +110,9 @@ def train_operator(cell, folder, turns):
     from ups.train.step import Backward
 
     cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
-    chunk = CHUNK if cuda else 1
-    few, begin = 20 * chunk, max(chunk, len(cell["tasks"]))
+    count = len(cell["tasks"])
+    chunk = -(-(CHUNK if cuda else 1) // count) * count  # whole rounds of all tasks
+    few, begin = 20 * chunk, chunk
     marks, curve, result = [], [], {}
 
     class Watched(Backward):
@@ -158,6 +161,7 @@ def train_operator(cell, folder, turns):
     def main(name, steps, moments, **names):
         flags = {"run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
                  "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
+                 "warmup": max(1, round(WARMUP * steps)),
                  "cache": folder / "cache", "data": cell["folder"]}
         argv = [item for key, value in flags.items() for item in (f"--{key}", str(value))]
         with swapped(script, **names):
@@ -190,7 +194,7 @@ def settings(cell):
     import train_operator as script
 
     systems = {field.name for field in dataclasses.fields(RunConfig)}
-    systems |= {"tasks", "steps", "val_trajectories"}  # given by the benchmark
+    systems |= {"tasks", "steps", "val_trajectories", "warmup"}  # given by the benchmark
     fields = flat(parse(script.Config, cell["flags"]))
     return {key: value for key, value in fields.items() if key not in systems}
 
@@ -245,7 +249,8 @@ def gathered(folders, out):
 
 def launch(cell, folder):
     """Start a process for one cell."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    folder.mkdir(parents=True)
     path = folder.with_suffix(".json")
     write_json(path, cell)
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "PYTHONPATH": str(ROOT)}
@@ -267,7 +272,7 @@ def report(task, results, out):
     data = " ".join(f"{key}={value}" for key, value in first["data"][task].items())
     print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
           f"{first['at']}\nnRMSE over {count} {first['split']} trajectories, roll-out of {leads} "
-          "steps from the first frame, 95 % intervals")
+          "steps from the first frame, 95 % intervals (ms: of a step that is not unrolled)")
     width = max(len(model) for model in results)
     print(f"{'':{width}} {'params':>9} {'batch':>5} {'steps':>7} {'ms':>5} "
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
@@ -296,13 +301,14 @@ def report(task, results, out):
         for other in ours[:1]:
             compare(model, other)
     try:
-        draw(out / f"{task}_{first['seconds']:g}s.png", task, alone)
+        end = "" if first["split"] == "test" else f"_{first['split']}"
+        draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
     except ImportError as error:
         print(f"no picture: {error}")
 
 
 def draw(path, task, results):
-    """Validation error against training time, and test error against lead time."""
+    """Validation error against training time, and error at the end against lead time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -310,7 +316,7 @@ def draw(path, task, results):
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for model, r in results.items():
-        label = f"{model} ({r['parameters'] / 1e6:.1f} M)"
+        label = f"{model} ({r['parameters'] / 1e6:.2g} M)"
         left.plot(*zip(*r["curve"], strict=True), marker="o", ms=4, lw=1.8, label=label)
         by_lead = r["scores"][task]["by_lead"]
         leads = range(1, len(by_lead) + 1)
@@ -353,6 +359,8 @@ def main(argv=None):
     for cell in todo.values():
         some = [folders[task] for task in cell["tasks"]]
         cell["folder"] = str(some[0] if len(some) == 1 else gathered(some, out))
+    if todo:
+        print(f"training {len(todo)} models; logs: {out}/*/log.txt", file=sys.stderr)
     jobs, shown = {}, set()
     while len(shown) < len(tasks):
         busy = {folder for folder, job in jobs.items() if job.poll() is None}

@@ -19,7 +19,7 @@ from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import parse
 from ups.data.fields import open_fields
-from ups.data.tasks import TASKS
+from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
 from ups.models.precision import products
 from ups.train.checkpoint import export_model, load_model
@@ -36,7 +36,6 @@ class Recipe:
     lr: float = 4e-3
     rms: float = 0.4        # of Muon's updates, as a multiple of lr
     weight_decay: float = 1e-5
-    warmup: float = 0.02    # share of the steps
     grad_clip: float = 1.0
     ema: float = 0.999
     unroll: int = 4         # longest, as in train_operator.py
@@ -56,6 +55,7 @@ class UNetRecipe(Recipe):
 
 
 MOMENTS, VAL = 8, 32  # validations during a training, trajectories of each
+WARMUP = 0.02         # share of the steps, for every model
 BASELINES = {"fno": (FNO, FNORecipe), "unet": (UNet, UNetRecipe)}
 
 
@@ -117,14 +117,14 @@ def errors(model, fields, indices, device):
     rolled, single = [], []
     size = max(1, 2**26 // math.prod((fields.spec.frames, *fields.spec.grid)))
     for part in indices.split(min(64, size)):
-        u = fields.read(part).to(device)
+        u, own = fields.read(part).to(device), judged(fields.spec)
         cond, p, frames = conditions(fields, part, device), u[:, 0], []
         for _ in range(u.shape[1] - 1):
             p = model(p, cond)
             frames.append(p)
-        rolled.append(nrmse(torch.stack(frames, 1), u[:, 1:]).cpu())
+        rolled.append(nrmse(torch.stack(frames, 1)[:, :, own], u[:, 1:, own]).cpu())
         ones = [model(u[:, t], cond) for t in range(u.shape[1] - 1)]
-        single.append(nrmse(torch.stack(ones, 1), u[:, 1:]).cpu())
+        single.append(nrmse(torch.stack(ones, 1)[:, :, own], u[:, 1:, own]).cpu())
     return {"rollout": torch.cat(rolled), "one_step": torch.cat(single)}
 
 
@@ -209,7 +209,7 @@ def train_baseline(cell, folder, turns):
 
     times = step_times(marks)
     steps, curve = steps_within(cell["seconds"], times), []
-    factor = warmup_cosine(max(1, round(cfg.warmup * steps)), steps)
+    factor = warmup_cosine(max(1, round(WARMUP * steps)), steps)
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
     for k in range(steps):
         turns.step()

@@ -48,6 +48,7 @@ class Config:
 
 def call(log, *line):
     """Run a command of this project; its output goes to a file."""
+    print(f"{line[0] if line[0] != '-m' else line[1]}: see {log}", file=sys.stderr)
     with open(log, "w") as file:
         code = subprocess.run([sys.executable, *line], stdout=file, stderr=file,
                               cwd=Path(__file__).resolve().parent.parent).returncode

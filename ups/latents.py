@@ -19,7 +19,7 @@ from ups.cache.windows import LatentWindows, condition
 from ups.config import UsageError
 from ups.data.fields import Fields, open_fields
 from ups.data.make import ensure_fields
-from ups.data.tasks import TASKS
+from ups.data.tasks import TASKS, judged
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
@@ -84,9 +84,8 @@ class TaskLatents:
 
     @property
     def judged(self):
-        """Channels by which a forecast is judged: all that are not given."""
-        names = self.fields.spec.channels
-        return [c for c, name in enumerate(names) if name not in TASKS[self.name].given]
+        """Channels by which a forecast is judged."""
+        return judged(self.fields.spec)
 
     @property
     def white(self):

@@ -76,7 +76,11 @@ def load_stage(run, stage, build):
     tasks = [TaskSpec(**{key: tuple(value) if isinstance(value, list) else value
                          for key, value in task.items()}) for task in config["tasks"]]
     model = build(config, tasks)
-    model.load_state_dict(tensors)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError:
+        raise UsageError(f"{folder} was written by another version of the model; train it anew "
+                         "in another --run, or use the code that wrote it.") from None
     settings = SimpleNamespace(**read_json(folder / "config.json"))
     mark = config["fingerprint"]
     return Loaded(model.eval().requires_grad_(False), config, settings, mark)

@@ -71,6 +71,26 @@ def test_what_has_no_gradient_stands_still():
     assert torch.equal(kept[0], kept[2]) and not torch.equal(kept[2], kept[3])
 
 
+def test_adamws_own_weights_stand_still_too():
+    """Rows of two tasks, in turns: each is as if it had been alone, but for the count of steps."""
+    together, alone = nn.ParameterList([torch.ones(2, 4)]), nn.ParameterList([torch.ones(1, 4)])
+    options = dict(fused=True, capturable=True, betas=(0.9, 0.999), weight_decay=0)
+    both, one = (Muon(m, nn.ParameterList(), torch.tensor(0.1), **options)
+                 for m in (together, alone))
+    grads = torch.randn(3, 4)
+    for step in range(6):
+        together[0].grad = torch.zeros(2, 4)
+        together[0].grad[step % 2] = grads[step // 2]
+        before = together[0].detach().clone()
+        both.step()
+        if step % 2 == 0:
+            alone[0].grad = grads[step // 2][None].clone()
+            one.step()
+        assert torch.equal(together[0][1 - step % 2], before[1 - step % 2]) or step == 0
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.allclose(both.state[together[0]][key][0], one.state[alone[0]][key][0])
+
+
 def test_its_state_can_be_saved_and_loaded():
     model, x = parts()
     optimizer = Muon(model, model[1], torch.tensor(1e-2), fused=True, capturable=True)

@@ -3,8 +3,8 @@
 Frames of a trajectory are neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is
 a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choice of its rows, read
 in one call and never copied before. Window w of a task starts at frame w % (T - L) of trajectory
-w // (T - L); L = min(length, T - 1). Latents that are few enough may lie on the GPU, all of them:
-a batch is then gathered there.
+w // (T - L); L = min(length, T - 1); `starts_of` may list early frames more often. Latents that are
+few enough may lie on the GPU, all of them: a batch is then gathered there.
 
 Whoever may use less than a whole window says how many steps at least, S: a trajectory then has
 T - S starts, and windows too close to the end are read from earlier on, with `begin` (B,) the place
@@ -118,7 +118,7 @@ def starts_of(count, early):
     """
     frames = torch.arange(count)
     times = (early / (frames + 1)).round().long().clamp(min=1)
-    return frames.repeat_interleave(times // times[-1])
+    return frames.repeat_interleave(times // math.gcd(*times.tolist()))
 
 
 def _windows(z, steps):

@@ -22,6 +22,11 @@ class Task:
     solenoidal: bool = False  # the velocity, channels Vx, Vy, .., has no divergence
 
 
+def judged(spec):
+    """Channels by which a forecast is judged: all that are not given."""
+    return [c for c, name in enumerate(spec.channels) if name not in TASKS[spec.task].given]
+
+
 _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
 _FLOW = {"eta": None, "zeta": None, "M": None}
 TASKS = {

@@ -9,6 +9,8 @@ a root mean square of `rms`, so that one learning rate serves both this and Adam
 other weights: biases, embeddings, the first and the last layer.
 """
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -30,13 +32,16 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Entries without a gradient, of another task, stand still: their momentum has not aged."""
+        """Entries without a gradient, of another task, stand still, and so do their moments."""
         group = next(group for group in self.param_groups if group["muon"])
         params = [p for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in params]
         for p in params:
             p.grad = None  # AdamW leaves these alone
-        super().step()
+        with self._still():
+            super().step()
+        if not params:
+            return
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
@@ -49,6 +54,23 @@ class Muon(torch.optim.AdamW):
         torch._foreach_mul_(used, self.rms * group["lr"])
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_addcmul_(local(params), local(updates), used, value=-1)
+
+    @contextlib.contextmanager
+    def _still(self):
+        """AdamW would move entries without a gradient along their momentum."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        pairs = [(t, p.grad) for p in params if self.state[p]
+                 for t in (p, self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"])]
+        if not pairs:  # the first step
+            yield
+            return
+        tensors, grads = map(local, zip(*pairs, strict=True))
+        idle = torch._foreach_abs(torch._foreach_sign(grads))
+        torch._foreach_sub_(idle, 1.0)
+        torch._foreach_abs_(idle)  # 0 or 1
+        before = torch._foreach_add(tensors, 0.0)
+        yield
+        torch._foreach_lerp_(tensors, before, idle)
 
 
 def orthogonal(tensors):
