@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 import toy
+from accelerate import Accelerator
 
 from ups.config import UsageError
 from ups.train.checkpoint import (
@@ -14,8 +15,10 @@ from ups.train.checkpoint import (
     export_model,
     fingerprint,
     load_model,
+    restore_state,
     write_checkpoint,
 )
+from ups.train.ema import EMA
 from ups.train.tracking import Metrics
 
 
@@ -132,3 +135,12 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
         file.write('{"step": 5, "lo')
     metrics.cut(2)
     assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]
+
+
+def test_weights_of_another_version_are_refused_in_one_sentence():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UsageError, match="no bias: another version of the model"):
+        restore_state(Accelerator(cpu=True), {"model/weight": torch.zeros(2, 2)}, [], model,
+                      optimizer, EMA(model, 0.9))
+    assert float(model.weight.detach().abs().sum()) > 0  # nothing was touched
