@@ -1,6 +1,7 @@
 """Ablations on a stage whose scores are known: ranking, seeds, failures, interruption, speed."""
 
 import csv
+import signal
 import json
 from pathlib import Path
 
@@ -19,7 +20,9 @@ SCRIPT = str(Path(__file__).parent / "ablated.py")
 def ablate(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return lambda *flags: main([SCRIPT, "--out", str(tmp_path / "out"), *flags])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores Ctrl-C
+    yield lambda *flags: main([SCRIPT, "--out", str(tmp_path / "out"), *flags])
+    signal.signal(signal.SIGINT, before)
 
 
 def rows(tmp_path):
