@@ -1,8 +1,8 @@
 """Ablations on a stage whose scores are known: ranking, seeds, failures, interruption, speed."""
 
 import csv
-import signal
 import json
+import signal
 from pathlib import Path
 
 import pytest
