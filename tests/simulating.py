@@ -21,7 +21,8 @@ def two_tasks(base, _):
     folder = base / "two_tasks"
     make("burgers1d", out=folder / "data", samples=20, grid=32, frames=9, nu=[0.01, 0.1])
     make("advection1d", out=folder / "data", samples=20, grid=16, frames=7)
-    train_operator.main([*_places(folder), *OPERATOR, "--tasks", "burgers1d", "advection1d"])
+    train_operator.main([*_places(folder), *OPERATOR, "--tasks", "burgers1d", "advection1d",
+                         "--steps", "8"])  # four for each, so that conditions count
     return folder / "run"
 
 
