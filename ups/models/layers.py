@@ -68,7 +68,8 @@ class GatedMLP(nn.Module):
 
 
 class OwnMixers(nn.ModuleList):
-    """A mixer for each task, as grids and speeds differ; all else is shared."""
+    """A mixer for each task, as grids and speeds differ; the others' have no gradient in its steps,
+    for which `Backward` puts zeros."""
 
     def tables(self, tokens, periodic):
         return self[0].tables(tokens, periodic)

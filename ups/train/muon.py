@@ -47,7 +47,7 @@ class Muon(torch.optim.AdamW):
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
                 self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
         means = [self.state[p]["momentum"] for p in params]
-        used = torch._foreach_abs(torch._foreach_sign(local(grads)))  # 1 or 0
+        used = having_gradient(grads)
         weights = torch._foreach_mul(used, 1 - self.momentum)
         torch._foreach_lerp_(local(means), local(grads), weights)
         updates = orthogonal(torch._foreach_lerp(grads, means, self.momentum))
@@ -64,13 +64,17 @@ class Muon(torch.optim.AdamW):
         if not pairs:  # the first step
             yield
             return
-        tensors, grads = map(local, zip(*pairs, strict=True))
-        idle = torch._foreach_abs(torch._foreach_sign(grads))
-        torch._foreach_sub_(idle, 1.0)
-        torch._foreach_abs_(idle)  # 0 or 1
-        before = torch._foreach_add(tensors, 0.0)
+        tensors, grads = zip(*pairs, strict=True)
+        tensors, used = local(tensors), having_gradient(grads)
+        before = torch._foreach_add(tensors, 0.0)  # copies, in one launch
         yield
-        torch._foreach_lerp_(tensors, before, idle)
+        torch._foreach_lerp_(before, tensors, used)
+        torch._foreach_copy_(tensors, before)
+
+
+def having_gradient(grads):
+    """1 where an entry of this rank's shards has a gradient, 0 elsewhere."""
+    return torch._foreach_abs(torch._foreach_sign(local(grads)))
 
 
 def orthogonal(tensors):
