@@ -125,7 +125,7 @@ def main(argv=None):
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = Muon(model, model.net.body.stages, lr, weight_decay=cfg.weight_decay,
-                         fused=True, capturable=True)
+                         compile=run.graphs)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 
         # prepare
@@ -140,7 +140,7 @@ def main(argv=None):
                    backward=backward, lineage=latents.lineage | {"operator": operator.mark})
 
         # train
-        def update():
+        def update(task):  # what only other tasks use has no gradient and stays as it is
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
@@ -149,7 +149,7 @@ def main(argv=None):
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             loss = backward(prepared(batch, cfg, latents.tasks, corrector))
-            grad_norm = update()
+            grad_norm = update(batch["task"])
             scheduler.step()
 
             if run.every(cfg.log_every):

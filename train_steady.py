@@ -170,7 +170,7 @@ def main(argv=None):
                    backward=backward, lineage=latents.lineage)
 
         # train
-        def update():
+        def update(drawing):  # either the mean or the denoiser has gradients
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
@@ -183,12 +183,9 @@ def main(argv=None):
             if "noise" in batch and not drawing:  # from here on the mean is fixed
                 with ema.applied(model):
                     prior.scale.copy_(left_over(prior, task))
-                for p in optimizer.param_groups[1]["params"]:  # moments of gradients that were zero
-                    for moment in optimizer.state.get(p, {}).values():
-                        moment.zero_()
                 drawing = True
             loss = backward(batch)  # same outcome on every rank
-            grad_norm = update()
+            grad_norm = update(drawing)
             scheduler.step()
 
             if run.every(cfg.log_every):

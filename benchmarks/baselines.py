@@ -6,7 +6,6 @@ Their data lie on the device, and with CUDA a whole training step is one graph.
 """
 
 import dataclasses
-import functools
 import json
 import math
 
@@ -146,14 +145,13 @@ def train_baseline(cell, folder, turns):
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
-    for p in params:
-        p.grad = torch.zeros_like(p)
     lr = torch.tensor(cfg.lr, device=device)
-    options = {"weight_decay": cfg.weight_decay, "fused": True, "capturable": True}
     if cfg.optimizer == "muon":
-        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, **options)
+        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, weight_decay=cfg.weight_decay,
+                         compile=device.type == "cuda")
     else:
-        optimizer = torch.optim.AdamW(params, lr, **options)
+        optimizer = torch.optim.AdamW(params, lr, weight_decay=cfg.weight_decay, fused=True,
+                                      capturable=True)
     ema = EMA(model, cfg.ema)
     count, frames = u.shape[:2]
     longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
@@ -175,7 +173,7 @@ def train_baseline(cell, folder, turns):
         return loss / unroll
 
     def step(unroll):
-        torch._foreach_zero_([p.grad for p in params])
+        model.zero_grad()
         with products("high" if cfg.tf32 and device.type == "cuda" else "highest"):
             loss = loss_of(unroll)
             loss.backward()
@@ -185,20 +183,19 @@ def train_baseline(cell, folder, turns):
         return loss.detach()
 
     # compile and capture, then time the steps
-    step_of = {k: Captured(functools.partial(step, k), device.type == "cuda")
-               for k in range(1, longest + 1)}
+    step = Captured(step, device.type == "cuda")
     start = [p.detach().clone() for p in params]
     with turns.outside():
-        for call in step_of.values():
+        for k in range(1, longest + 1):
             for _ in range(4 if device.type == "cuda" else 1):
-                call()
+                step(k)
     with turns.alone():
         marks, chunk = [], CHUNK if device.type == "cuda" else 1
-        for k, call in step_of.items():
+        for k in range(1, longest + 1):
             for _ in range(5):
                 marks.append((len(marks) * chunk, k, now()))
                 for _ in range(chunk):
-                    call()
+                    step(k)
         marks.append((len(marks) * chunk, None, now()))
     with torch.no_grad():  # as if nothing had happened
         torch._foreach_copy_(params, start)
@@ -214,7 +211,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * factor(k))
-        loss = step_of[unroll_at(k, steps, longest)]()
+        loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"{cell['model']}: the loss is {float(loss)} at step {k}.")

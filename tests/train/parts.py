@@ -136,13 +136,13 @@ def train(name, strategy, folder):
     run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                backward=backward, lineage={})
     record = {"world": accelerator.num_processes, "start": run.step, "losses": [], "norms": [],
-              "without": [], "kind": str(accelerator.distributed_type)}
+              "with": [], "kind": str(accelerator.distributed_type)}
     named = dict(accelerator.unwrap_model(model).named_parameters())
     for batch in run.progress(loader):
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
         record["losses"].append(float(backward(batch)))
-        record["without"] += [name for name, p in named.items() if p.grad is None]
-        grads = {f"grad/{name}": full(p.grad) for name, p in named.items()}
+        grads = {f"grad/{name}": full(p.grad) for name, p in named.items() if p.grad is not None}
+        record["with"].append([batch["task"], sorted(grads)])
         record["norms"].append(float(full(accelerator.clip_grad_norm_(model.parameters(), 0.1))))
         optimizer.step()
         scheduler.step()

@@ -42,7 +42,7 @@ def train(model, optimizer, x, steps):
 def test_all_but_hidden_matrices_are_adamws_own():
     model, x = parts()
     lr = torch.tensor(1e-2)
-    optimizer = Muon(model, model[1], lr, weight_decay=0.1, fused=True, capturable=True)
+    optimizer = Muon(model, model[1], lr, weight_decay=0.1)
     before = copy.deepcopy(model)
     plain = torch.optim.AdamW(before.parameters(), 1e-2, weight_decay=0.1)
     train(before, plain, x, 1)
@@ -56,47 +56,46 @@ def test_all_but_hidden_matrices_are_adamws_own():
 
 
 def test_what_has_no_gradient_stands_still():
-    """One of two matrices is used in a step: the other, and its momentum, wait for theirs."""
-    model, kept = nn.ParameterList([torch.randn(2, 1, 8, 9)]), []
-    optimizer = Muon(model, model, torch.tensor(0.1), fused=True, capturable=True, weight_decay=0)
-    grads = torch.randn(2, 1, 8, 9)
-    for own in (0, 1, 1, 0):
-        before = model[0].detach().clone()
-        model[0].grad = torch.zeros(2, 1, 8, 9)
-        model[0].grad[own] = grads[own]
-        optimizer.step()
-        moved = (model[0].detach() - before).flatten(1).abs().amax(1) > 0
-        assert moved.tolist() == [own == 0, own == 1]
-        kept.append(optimizer.state[model[0]]["momentum"][0].clone())
-    assert torch.equal(kept[0], kept[2]) and not torch.equal(kept[2], kept[3])
+    """A matrix and a bias for each of two tasks, in turns: each is as if it had been alone."""
+    def weights(count):
+        return nn.ParameterList(torch.ones(shape) for _ in range(count) for shape in ((8, 9), (4,)))
 
-
-def test_adamws_own_weights_stand_still_too():
-    """Rows of two tasks, in turns: each is as if it had been alone, but for the count of steps."""
-    together, alone = nn.ParameterList([torch.ones(2, 4)]), nn.ParameterList([torch.ones(1, 4)])
-    options = dict(fused=True, capturable=True, betas=(0.9, 0.999), weight_decay=0)
-    both, one = (Muon(m, nn.ParameterList(), torch.tensor(0.1), **options)
-                 for m in (together, alone))
-    grads = torch.randn(3, 4)
+    together, alone = weights(2), weights(1)
+    both, one = (Muon(m, m, torch.tensor(0.1), weight_decay=0.1) for m in (together, alone))
+    grads = [(torch.randn(8, 9), torch.randn(4)) for _ in range(3)]
     for step in range(6):
-        together[0].grad = torch.zeros(2, 4)
-        together[0].grad[step % 2] = grads[step // 2]
-        before = together[0].detach().clone()
+        own = list(together)[2 * (step % 2):][:2]
+        before = [p.detach().clone() for p in together]
+        both.zero_grad()
+        for p, grad in zip(own, grads[step // 2], strict=True):
+            p.grad = grad.clone()
         both.step()
-        if step % 2 == 0:
-            alone[0].grad = grads[step // 2][None].clone()
-            one.step()
-        assert torch.equal(together[0][1 - step % 2], before[1 - step % 2]) or step == 0
-    for key in ("exp_avg", "exp_avg_sq"):
-        assert torch.allclose(both.state[together[0]][key][0], one.state[alone[0]][key][0])
+        moved = [not torch.equal(p, q) for p, q in zip(together, before, strict=True)]
+        assert moved == [step % 2 == 0] * 2 + [step % 2 == 1] * 2
+    for pair in grads:
+        for p, grad in zip(alone, pair, strict=True):
+            p.grad = grad.clone()
+        one.step()
+    for start in (0, 2):
+        assert all(torch.equal(p, q) for p, q in zip(list(together)[start:][:2], alone,
+                                                     strict=True))
+
+
+def test_compiled_updates_are_the_same():
+    model, x = parts()
+    twin = copy.deepcopy(model)
+    for m, compiled in ((model, False), (twin, True)):
+        train(m, Muon(m, m[1], torch.tensor(1e-2), compile=compiled), x, 3)
+    assert all(torch.allclose(a, b, atol=1e-12)
+               for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 def test_its_state_can_be_saved_and_loaded():
     model, x = parts()
-    optimizer = Muon(model, model[1], torch.tensor(1e-2), fused=True, capturable=True)
+    optimizer = Muon(model, model[1], torch.tensor(1e-2))
     train(model, optimizer, x, 3)
     twin = copy.deepcopy(model)
-    other = Muon(twin, twin[1], torch.tensor(1e-2), fused=True, capturable=True)
+    other = Muon(twin, twin[1], torch.tensor(1e-2))
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(model, optimizer, x, 3)
     train(twin, other, x, 3)

@@ -43,12 +43,12 @@ class StepSampler:
         task = self.order[place]
         number = block * self.weights[task] + self.order[:place].count(task)
         size, first = self.sizes[task], number * self.batch_size
-        places = torch.arange(first, first + self.batch_size)
-        known, rounds = self.rounds[task], (places // size).unique().tolist()
+        known, last = self.rounds[task], first + self.batch_size
+        rounds = range(first // size, -(-last // size))  # several where the windows are used up
         self.rounds[task] = {r: known[r] if r in known else _permutation(size, self.seed, task, r)
-                             for r in rounds}  # more than one where the windows are used up
-        windows = torch.cat([self.rounds[task][r][places[places // size == r] % size]
-                             for r in rounds])
+                             for r in rounds}
+        windows = torch.cat([order[max(0, first - r * size) : last - r * size]
+                             for r, order in self.rounds[task].items()])
         return [(step, row, (task, window)) for row, window in enumerate(windows.tolist())]
 
 

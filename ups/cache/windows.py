@@ -48,7 +48,7 @@ class LatentWindows(Dataset):
 
     def move(self, device):
         """Hold all latents on `device`, one piece per task."""
-        self.device, self.resident = device, True
+        self.device, self.resident = torch.device(device), True
         for task, (cache, steps) in enumerate(zip(self.caches, self.lengths, strict=True)):
             whole = torch.empty(cache.shape, dtype=cache.z[0].dtype, device=device)
             for part, z in zip(whole.split([len(z) for z in cache.z]), cache.z, strict=True):
@@ -64,15 +64,19 @@ class LatentWindows(Dataset):
         starts = self.starts[task]
         trajectory, start = windows // len(starts), starts[windows % len(starts)]
         first = start.clamp(max=cache.shape[1] - 1 - self.lengths[task])
+        where = torch.stack([trajectory, first, start - first, torch.tensor(rows)])
+        if self.device.type == "cuda":  # one copy, that does not wait for the step before
+            where = where.pin_memory().to(self.device, non_blocking=True)
+        trajectory, first, begin, rows = where
         return {
             "z": self._gather(task, trajectory, first),
-            "begin": (start - first).to(self.device),
+            "begin": begin,
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
-            "cond": self.conds[task][trajectory.to(self.device)],
+            "cond": self.conds[task][trajectory],
             "mask": self.masks[task],
             "task": task,
             "step": steps[0],
-            "rows": torch.tensor(rows),
+            "rows": rows,
         }
 
     def _gather(self, task, trajectory, start):
@@ -80,7 +84,7 @@ class LatentWindows(Dataset):
         cache, views = self.caches[task], self.views[task]
         _, frames, tokens, width = cache.shape
         if self.resident:
-            rows = (trajectory * frames + start).to(self.device, non_blocking=True)
+            rows = trajectory * frames + start
             z = views[0].index_select(0, rows).view(len(rows), -1, tokens, width).float()
             return _pad(z, len(self.masks[task]))
         z = empty_batch(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))

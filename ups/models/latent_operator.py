@@ -129,11 +129,11 @@ class TokenBody(nn.Module):
 
         dim = config.dim
         # the first and the last layer are each task's own, as its latents are
-        self.inp = nn.Linear(inputs + 4 * len(self.axes), len(self.tasks) * dim)
-        self.out = nn.Linear(dim, len(self.tasks) * outputs)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-        self.task = nn.Parameter(0.1 * torch.randn(len(self.tasks), dim))
+        self.inp = nn.ModuleList(nn.Linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
+        self.out = nn.ModuleList(nn.Linear(dim, outputs) for _ in self.tasks)
+        for p in self.out.parameters():
+            nn.init.zeros_(p)
+        self.task = nn.ParameterList(0.1 * torch.randn(dim) for _ in self.tasks)
         self.condition = nn.Sequential(nn.Linear(scalars + len(self.names) + 1, dim), nn.SiLU(),
                                        nn.Linear(dim, dim))
 
@@ -192,7 +192,7 @@ class TokenBody(nn.Module):
         c = self.condition(features) + self.task[task]
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
-        x = self._own(self.inp, torch.cat([x, places.expand(len(x), *places.shape)], -1), task)
+        x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
         skips = []
         for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
             if s and level > self.levels[s - 1]:
@@ -203,12 +203,7 @@ class TokenBody(nn.Module):
                 x = skip + _split(x, self.split[level], skip.shape[1:4])
             for block in blocks:
                 x = block(x, c, grids[level])
-        return self._own(self.out, x, task).flatten(1, 3)
-
-    def _own(self, layer, x, task):
-        """A task's rows of a layer; the others get a zero gradient, as DDP and FSDP2 need."""
-        weight, bias = (p.chunk(len(self.tasks))[task] for p in (layer.weight, layer.bias))
-        return F.linear(x, weight, bias)
+        return self.out[task](x).flatten(1, 3)
 
     def _lookup(self, tokens, periodic, forced, x):
         """Tables of a grid: the buffers where it is a task's own, else made now."""

@@ -68,8 +68,7 @@ class GatedMLP(nn.Module):
 
 
 class OwnMixers(nn.ModuleList):
-    """A mixer for each task, as grids and speeds differ; the others' have no gradient in its steps,
-    for which `Backward` puts zeros."""
+    """A mixer for each task, as grids and speeds differ."""
 
     def tables(self, tokens, periodic):
         return self[0].tables(tokens, periodic)

@@ -9,37 +9,39 @@ a root mean square of `rms`, so that one learning rate serves both this and Adam
 other weights: biases, embeddings, the first and the last layer.
 """
 
-import contextlib
-
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ups.train.ema import local
-
+# of torch.compile; with this one at its default torch 2.11 fails on some lists of tensors
+OPTIONS = {"loop_ordering_after_fusion": False}
 A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW for `model`, but for the matrices inside `hidden`, a part of it."""
+    """AdamW for `model`, but for the matrices inside `hidden`, a part of it.
 
-    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, **options):
+    Fit for CUDA graphs; with `compile` the many small kernels of an update become a few.
+    """
+
+    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, compile=False, **options):
         self.momentum, self.rms = momentum, rms
+        self.turn = torch.compile(turn, dynamic=False, options=OPTIONS) if compile else turn
         matrices = {p: None for p in hidden.parameters() if p.ndim > 1}
         others = [p for p in model.parameters() if p not in matrices]
         super().__init__([{"params": list(matrices), "muon": True},
-                          {"params": others, "muon": False}], lr, **options)
+                          {"params": others, "muon": False}], lr,
+                         **{"fused": True, "capturable": True} | options)
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Entries without a gradient, of another task, stand still, and so do their moments."""
+        """Weights without a gradient, of another task, stand still, and so do their moments."""
         group = next(group for group in self.param_groups if group["muon"])
         params = [p for p in group["params"] if p.grad is not None]
         grads = [p.grad for p in params]
         for p in params:
             p.grad = None  # AdamW leaves these alone
-        with self._still():
-            super().step()
+        super().step()
         if not params:
             return
         for p, grad in zip(params, grads, strict=True):
@@ -47,41 +49,25 @@ class Muon(torch.optim.AdamW):
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
                 self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
         means = [self.state[p]["momentum"] for p in params]
-        used = having_gradient(grads)
-        weights = torch._foreach_mul(used, 1 - self.momentum)
-        torch._foreach_lerp_(local(means), local(grads), weights)
-        updates = orthogonal(torch._foreach_lerp(grads, means, self.momentum))
-        torch._foreach_mul_(used, self.rms * group["lr"])
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcmul_(local(params), local(updates), used, value=-1)
-
-    @contextlib.contextmanager
-    def _still(self):
-        """AdamW would move entries without a gradient along their momentum."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        pairs = [(t, p.grad) for p in params if self.state[p]
-                 for t in (p, self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"])]
-        if not pairs:  # the first step
-            yield
-            return
-        tensors, grads = zip(*pairs, strict=True)
-        tensors, used = local(tensors), having_gradient(grads)
-        before = torch._foreach_add(tensors, 0.0)  # copies, in one launch
-        yield
-        torch._foreach_lerp_(before, tensors, used)
-        torch._foreach_copy_(tensors, before)
+        self.turn(params, grads, means, self.momentum, self.rms, group["lr"],
+                  group["weight_decay"])
 
 
-def having_gradient(grads):
-    """1 where an entry of this rank's shards has a gradient, 0 elsewhere."""
-    return torch._foreach_abs(torch._foreach_sign(local(grads)))
+def turn(params, grads, means, momentum, rms, lr, weight_decay):
+    """One step of the matrices `params`, and of the `means` of their gradients, in place."""
+    torch._foreach_lerp_(means, grads, 1 - momentum)
+    updates = orthogonal(torch._foreach_lerp(grads, means, momentum))
+    torch._foreach_mul_(updates, rms * lr)
+    torch._foreach_mul_(params, 1 - lr * weight_decay)
+    torch._foreach_sub_(params, updates)
 
 
 def orthogonal(tensors):
     """U V^T of every matrix, scaled to a root mean square of about one.
 
-    Matrices of one shape go through the products together. On a GPU so do all of one height, the
-    narrow ones with zeros beside them: launches cost there, arithmetic does not.
+    Matrices of one shape go through the products together. On a GPU so do all of one height, those
+    up to twice as wide and the wider ones, with zeros beside them: launches cost there, arithmetic
+    does not.
 
     A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
     sides of a convolution's kernel; all others have rows x rest.
@@ -93,7 +79,9 @@ def orthogonal(tensors):
         x = x.flatten(0, -3) if many else x.flatten(1)[None]
         flipped = x.shape[1] > x.shape[2]
         x = x.mT if flipped else x  # (n, r, c) with r <= c
-        stacks.setdefault(x.shape[1] if x.is_cuda else x.shape[1:], []).append((i, flipped, x))
+        rows, columns = x.shape[1:]
+        kind = (rows, columns > 2 * rows) if x.is_cuda else (rows, columns)
+        stacks.setdefault(kind, []).append((i, flipped, x))
     for members in stacks.values():
         sizes = [len(x) for _, _, x in members]
         widest = max(x.shape[2] for _, _, x in members)

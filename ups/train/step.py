@@ -8,9 +8,11 @@ processes share it and in however many chunks of `micro_batch` rows each compute
                        -> one SUM all-reduce of all gradients and the loss
 
 All gradients live in one flat buffer: one call zeroes them, one reduces them, and CUDA graphs may
-write into them. FSDP2 has its own reduction inside backward, which averages over the processes.
+write into them. Weights that only other tasks use get none, and the optimizer leaves them alone.
+FSDP2 has its own reduction inside backward, which averages over the processes.
 """
 
+import collections
 import contextlib
 import functools
 import sys
@@ -43,31 +45,34 @@ def compile_model(model, tasks=1):
 
 
 class Captured:
-    """`function()` as a CUDA graph: two calls warm up, the third is captured, later ones replay it.
+    """`function(*args)` as CUDA graphs, one for each `args`: two calls warm up, the third is
+    captured, later ones replay it.
 
     It must work on the same memory in every call; what it returns is overwritten by the next one.
     """
 
     def __init__(self, function, enabled=True):
         self.function, self.enabled = function, enabled
-        self.calls, self.graph, self.result = 0, torch.cuda.CUDAGraph() if enabled else None, None
+        self.calls, self.graphs = collections.Counter(), {}
 
-    def __call__(self):
+    def __call__(self, *args):
         if not self.enabled:
-            return self.function()
-        self.calls += 1
-        if self.calls < 3:
+            return self.function(*args)
+        self.calls[args] += 1
+        if self.calls[args] < 3:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self.result = self.function()
+                result = self.function(*args)
             torch.cuda.current_stream().wait_stream(side)
-            return self.result
-        if self.calls == 3:
-            with torch.cuda.graph(self.graph):
-                self.result = self.function()
-        self.graph.replay()
-        return self.result
+            return result
+        if args not in self.graphs:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.graphs[args] = graph, self.function(*args)
+        graph, result = self.graphs[args]
+        graph.replay()
+        return result
 
 
 class Backward:
@@ -90,6 +95,7 @@ class Backward:
         self.graphs = {} if graphs else None  # shape -> (its inputs, its computation)
         params = [p for p in model.parameters() if p.requires_grad]
         self.params, self.grads = params, []
+        self.used = {}  # task -> pairs of its weights and their gradients; the others' have none
         if self.sharded:
             self.flat = torch.zeros(1, dtype=params[0].dtype, device=self.accelerator.device)
             return
@@ -135,8 +141,6 @@ class Backward:
             self.flat.zero_()
             for p in self.params:
                 p.grad = None
-            for p, grad in zip(self.params, self.grads, strict=False):
-                p.grad = grad
             for start in range(0, rows, self.micro_batch):
                 chunk = {key: value[start : start + self.micro_batch]
                          if torch.is_tensor(value) and key not in self.shared else value
@@ -145,9 +149,8 @@ class Backward:
                     self._chunk(chunk, rows)
                 else:
                     self._replay(chunk, rows)
-            for p in self.params:
-                if p.grad is None:  # FSDP2, a weight of another task: zero, as elsewhere
-                    p.grad = torch.zeros_like(p)
+            for p, grad in self.used.get(batch.get("task"), ()):
+                p.grad = grad
         except Exception as error:
             # An out-of-memory traceback holds every activation of the failed chunk.
             return error.with_traceback(None) if is_out_of_memory(error) else error
@@ -161,6 +164,13 @@ class Backward:
             # FSDP2 averages the gradients over the processes, we want their sum
             self.accelerator.backward(loss * world if self.sharded else loss)
         self.flat[-1] += loss.detach()
+        if not self.sharded:  # collect the gradients, all in one launch
+            self.used[chunk.get("task")] = used = [
+                (p, grad) for p, grad in zip(self.params, self.grads, strict=True)
+                if p.grad is not None]
+            torch._foreach_add_([grad for _, grad in used], [p.grad for p, _ in used])
+            for p, _ in used:
+                p.grad = None
 
     def _replay(self, chunk, rows):
         """`_chunk` as a graph, one for each shape, on inputs of its own.
@@ -174,8 +184,8 @@ class Backward:
             computation = functools.partial(self._chunk, chunk | static, rows)
             self.graphs[shape] = static, Captured(computation)
         static, replay = self.graphs[shape]
-        for key, value in static.items():
-            value.copy_(tensors[key], non_blocking=True)
+        torch._foreach_copy_(list(static.values()), [tensors[key] for key in static],
+                             non_blocking=True)
         replay()
 
     def _free(self):
