@@ -57,7 +57,7 @@ class Config(RunConfig):
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 4             # single steps at first, then from 70 % of training on 2, 3, .. this
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
-    noise: float = 0.01         # on the first frame, up to this share of a field's deviation
+    noise: float = 0.03         # on the first frame, share of a field's deviation; ends at a tenth
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -126,7 +126,7 @@ def prepared(batch, cfg, tasks):
     if cfg.shift and tasks[batch["task"]].spec.periodic:
         batch["shift"] = draw[:, :3]  # share of each axis
     if cfg.noise:
-        batch["level"] = cfg.noise * draw[:, 3]
+        batch["level"] = cfg.noise * 0.1 ** (batch["step"] / cfg.steps) * draw[:, 3]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

@@ -54,8 +54,8 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
 }
 FLAGS = {  # beside the defaults, by kind and number of axes; chosen on validation
     ("operator", 1): "--batch_size 64 --ema 0.999",
-    ("operator", 2): "--ema 0.999 --noise 0.03 --model.dim 128",
-    ("fno", 2): "--batch_size 32 --noise 0.03 --model.modes 12 --model.width 48 --lr 8e-3",
+    ("operator", 2): "--ema 0.999 --noise 0.1 --model.dim 128 --model.kernel 3",
+    ("fno", 2): "--batch_size 32 --noise 0.1 --model.modes 12 --model.width 48 --lr 8e-3",
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32 --noise 0.03",
 }

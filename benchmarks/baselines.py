@@ -145,7 +145,7 @@ def train_baseline(cell, folder, turns):
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
-    lr = torch.tensor(cfg.lr, device=device)
+    lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
     if cfg.optimizer == "muon":
         optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, weight_decay=cfg.weight_decay,
                          compile=device.type == "cuda")
@@ -161,7 +161,7 @@ def train_baseline(cell, folder, turns):
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         first = first.clamp(max=frames - 1 - unroll)
         window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
-        level = cfg.noise * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
+        level = fade * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
         draw = torch.randn_like(window[0])
         draw = draw - draw.mean(grid_axes(draw), keepdim=True)
         p, c, loss = window[0] + level * model.std * draw, cond[row], 0.0
@@ -211,6 +211,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * factor(k))
+        fade.fill_(cfg.noise * 0.1 ** (k / steps))
         loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):

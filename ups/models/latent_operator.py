@@ -39,7 +39,7 @@ class OperatorConfig:
     depth: int = 4          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     modes: int = 8          # fourier: wave numbers kept along each axis
-    kernel: int = 5         # fourier: tokens of the local convolution along each axis
+    kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
     levels: int = 1         # pdet: how often tokens are merged
