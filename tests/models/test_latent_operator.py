@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
-from ups.models.layers import Grid, WindowAttention, fourier_basis
+from ups.models.layers import Grid, WindowAttention, bounded, fourier_basis
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -213,6 +213,18 @@ def test_what_the_equation_conserves_never_changes(body):
     z1 = model(z0, torch.ones(3).double(), torch.zeros(3, 2).double())
     moved = (z1 - z0)[..., :4].mean(1)
     assert (moved @ torch.tensor(w).double()).abs().max() < 1e-6 < 0.01 < moved.abs().max()
+
+
+@each_body
+def test_a_step_grows_no_faster_than_its_input(body):
+    """Products of features alone would make a state that is too large grow without limit."""
+    model = make(body)
+    z0, dt, cond = batch(model)
+    sizes = [(model(scale * z0, dt, cond) - scale * z0).norm() for scale in (1e4, 1e6)]
+    assert 10 < sizes[1] / sizes[0] < 110
+    x = torch.randn(2, 1, 1, 8, 16)
+    assert torch.allclose(bounded(0.1 * x), 0.1 * x, rtol=2e-3)  # small: as it is
+    assert torch.allclose(bounded(1e4 * x).square().mean(-1).sqrt(), torch.tensor(4.0))
 
 
 @each_body
