@@ -46,8 +46,8 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto, and the coordinates of u, may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
-    model: OperatorConfig = OperatorConfig(kernel=3)  # of the mean
-    denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3)  # of what it leaves
+    model: OperatorConfig = OperatorConfig(kernel=3, norm="layer")  # of the mean
+    denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
     # optimisation
     steps: int = 4000           # optimizer steps
     batch_size: int = 8         # global: the number of processes does not change it

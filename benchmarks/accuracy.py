@@ -57,7 +57,7 @@ FLAGS = {  # beside the defaults, by kind and number of axes; chosen on validati
     ("operator", 2): "--ema 0.999 --noise 0.1 --model.dim 128 --model.kernel 3",
     ("fno", 2): "--batch_size 32 --noise 0.1 --model.modes 12 --model.width 48 --lr 8e-3",
     ("unet", 1): "--model.width 64",
-    ("unet", 2): "--batch_size 32 --noise 0.03",
+    ("unet", 2): "--batch_size 32 --noise 0.1",
 }
 
 

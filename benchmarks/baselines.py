@@ -38,7 +38,7 @@ class Recipe:
     grad_clip: float = 1.0
     ema: float = 0.999
     unroll: int = 4         # longest, as in train_operator.py
-    noise: float = 0.01
+    noise: float = 0.03     # fades to a tenth, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
 

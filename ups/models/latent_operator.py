@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ups.models.layers import (
+    NORMS,
     Block,
     FourierMixer,
     Grid,
@@ -38,6 +39,7 @@ class OperatorConfig:
     dim: int = 64           # width of the residual stream
     depth: int = 4          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
+    norm: str = "bounded"   # of a block's input: bounded, or layer (better for steady fields)
     modes: int = 8          # fourier: wave numbers kept along each axis
     kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
@@ -47,6 +49,8 @@ class OperatorConfig:
     def __post_init__(self):
         if self.body not in BODIES:
             raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
+        if self.norm not in NORMS:
+            raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}.")
         for name in ("dim", "depth", "modes", "heads", "window", "kernel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
@@ -174,7 +178,7 @@ class TokenBody(nn.Module):
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
-        return Block(dim, c.dim, mixer, c.mlp_ratio)
+        return Block(dim, c.dim, mixer, c.mlp_ratio, c.norm)
 
     def forward(self, x, scalars, cond, task=0, tokens=None):
         """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""

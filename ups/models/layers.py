@@ -2,11 +2,12 @@
 
 Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the problem has fewer:
 
-    x <- x + gate * mixer(bounded(x) * (1 + scale) + shift)     shift, scale, gate = linear(c)
-    x <- x + gate * mlp(bounded(x) * (1 + scale) + shift)       (as adaLN-zero, Peebles & Xie 2023)
+    x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate = linear(c)
+    x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
 
-Amplitudes are what an equation is about. A layer norm takes them away, and errors are up to twice
-as large with it; without anything the products of the MLP make some roll-outs grow without limit.
+Amplitudes are what a time step is about. A layer norm takes them away, so `norm` only bounds them:
+errors of roll-outs are up to twice as large with a layer norm, and without anything the products of
+the MLP make some of them grow without limit. A steady field is better answered with a layer norm.
 
 A mixer reads a `Grid`: the boundary and constant tables that depend on the token grid alone and are
 made once, outside the blocks.
@@ -38,9 +39,9 @@ class Grid(NamedTuple):
 class Block(nn.Module):
     """One residual block; its modulation starts at zero, so that it starts as the identity."""
 
-    def __init__(self, dim, cond_dim, mixer, mlp_ratio):
+    def __init__(self, dim, cond_dim, mixer, mlp_ratio, norm):
         super().__init__()
-        self.mixer = mixer
+        self.mixer, self.norm = mixer, NORMS[norm]
         self.mlp = GatedMLP(dim, int(dim * mlp_ratio))
         self.modulation = nn.Linear(cond_dim, 6 * dim)
         nn.init.zeros_(self.modulation.weight)
@@ -49,17 +50,22 @@ class Block(nn.Module):
     def forward(self, x, c, grid):
         """x (B, X, Y, Z, dim), c (B, cond_dim) -> (B, X, Y, Z, dim)"""
         m = self.modulation(F.silu(c))[:, None, None, None].chunk(6, dim=-1)
-        x = torch.addcmul(x, m[2], self.mixer(_modulate(x, m[0], m[1]), grid))
-        return torch.addcmul(x, m[5], self.mlp(_modulate(x, m[3], m[4])))
-
-
-def _modulate(x, shift, scale):
-    return torch.addcmul(shift, bounded(x), 1 + scale)
+        y = torch.addcmul(m[0], self.norm(x), 1 + m[1])
+        x = torch.addcmul(x, m[2], self.mixer(y, grid))
+        y = torch.addcmul(m[3], self.norm(x), 1 + m[4])
+        return torch.addcmul(x, m[5], self.mlp(y))
 
 
 def bounded(x, most=4.0):
     """Nearly x where its root mean square over the channels is small; `most` is the limit of it."""
     return x * torch.rsqrt(1 + x.square().mean(-1, keepdim=True) / most**2)
+
+
+def layer(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
+NORMS = {"bounded": bounded, "layer": layer}
 
 
 class GatedMLP(nn.Module):
