@@ -104,7 +104,7 @@ def corrector(kind="diffusion"):
                                          ("consistency", 2)])
 def test_a_draw_counts_its_calls_and_leaves_the_padding_alone(kind, calls):
     model, count = corrector(kind), []
-    torch.nn.init.normal_(model.net.body.out.weight)
+    torch.nn.init.normal_(model.net.body.out[0].weight)
     model.net.register_forward_hook(lambda *_: count.append(1))
     z0, z1_hat = torch.randn(2, 5, 8, 3)
     z0[..., 2] = z1_hat[..., 2] = 0
@@ -120,7 +120,7 @@ def test_members_keep_conserved_means():
     """z0 -> z1_hat keeps them, so what is drawn beside must not move them."""
     task = TaskSpec("a", (1, 1, 8), 2, True, kept=((0.5, 2.0),))
     model = Corrector(OperatorConfig(dim=16, depth=1, modes=2), [task], [torch.ones(3, 4, 2)])
-    torch.nn.init.normal_(model.net.body.out.weight)
+    torch.nn.init.normal_(model.net.body.out[0].weight)
     z = torch.randn(5, 8, 2)
     given = (torch.ones(5).long(), torch.ones(5), torch.zeros(5, 0), torch.randn(5, 2, 8, 2))
     moved = (model.draw(z, z, *given, 0, 4) - z).mean(1)
