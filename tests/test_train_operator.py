@@ -205,6 +205,19 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
                        script.operator_loss(model, batch))
 
 
+def test_noise_fades_to_a_tenth():
+    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False))
+    cfg = script.Config(steps=100, batch_size=512, noise=0.2)
+
+    def levels(step):
+        batch = {"z": torch.zeros(512, 2, 3, 1), "rows": torch.arange(512), "task": 0, "step": step}
+        return script.prepared(batch, cfg, [task])["level"]
+
+    for step, most in ((0, 0.2), (50, 0.2 / 10**0.5), (100, 0.02)):
+        assert 0.98 * most < levels(step).max() < most  # uniform, from 0
+        assert levels(step).min() < 0.02 * most
+
+
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):
     script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--components", "2"])
     shutil.rmtree(tmp_path / "run" / "operator")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from launching import ROOT, launch
+from safetensors.torch import load_file
 
 import train_operator
 import train_steady as script
@@ -246,6 +247,17 @@ def test_resume_is_bit_for_bit_and_memory_may_run_out(tmp_path, data, monkeypatc
     assert "going on with 4 rows at a time" in capsys.readouterr().err
     pairs = zip(losses(whole.parent), losses(tmp_path / "small" / "run"), strict=True)
     assert max(abs(a - b) for a, b in pairs) < 1e-5
+
+
+def test_the_mean_rests_while_what_it_leaves_is_learned(tmp_path, data):
+    """Steps 9 to 12 are in the second act: no bit of the mean moves, all of the rest does."""
+    script.main(flags(tmp_path, data, "--mean_share", 0.5, "--save_every", 4))
+    folders = [tmp_path / f"run/steady/checkpoints/step_{step}" for step in (8, 12)]
+    before, after = (load_file(folder / "state.safetensors") for folder in folders)
+    moved = {name: not torch.equal(before[name], after[name])
+             for name in before if name.startswith(("model/body.", "model/net."))}
+    assert {name: name.startswith("model/net.") for name in moved} == moved
+    assert len(moved) > 20
 
 
 def test_a_dry_run_and_debug(tmp_path, data, capsys):
