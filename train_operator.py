@@ -51,11 +51,12 @@ class Config(RunConfig):
     batch_size: int = 32        # global: the number of processes does not change it
     lr: float = 8e-3            # highest learning rate
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
+    momentum: float = 0.95      # of Muon; 0.98 for tens of thousands of steps
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
     grad_clip: float = 10.0     # largest norm of the gradient; for several tasks 1 is better
     ema: float = 0.99           # decay of the averaged weights
-    unroll: int = 4             # single steps at first, then from 70 % of training on 2, 3, .. this
+    unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.03         # on the first frame, share of a field's deviation; ends at a tenth
     shift: bool = True          # random circular shifts of periodic tasks
@@ -162,7 +163,7 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.body.stages, lr, rms=cfg.rms,
+        optimizer = Muon(model, model.body.stages, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=run.graphs)
         scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
 

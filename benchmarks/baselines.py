@@ -34,10 +34,11 @@ class Recipe:
     batch_size: int = 64
     lr: float = 4e-3
     rms: float = 0.4        # of Muon's updates, as a multiple of lr
+    momentum: float = 0.98  # of Muon
     weight_decay: float = 1e-5
     grad_clip: float = 1.0
     ema: float = 0.999
-    unroll: int = 4         # longest, as in train_operator.py
+    unroll: int = 1         # longest, as in train_operator.py
     noise: float = 0.03     # fades to a tenth, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
@@ -147,8 +148,8 @@ def train_baseline(cell, folder, turns):
     params = list(model.parameters())
     lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
     if cfg.optimizer == "muon":
-        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, weight_decay=cfg.weight_decay,
-                         compile=device.type == "cuda")
+        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
+                         weight_decay=cfg.weight_decay, compile=device.type == "cuda")
     else:
         optimizer = torch.optim.AdamW(params, lr, weight_decay=cfg.weight_decay, fused=True,
                                       capturable=True)

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ups.models.layers import (
-    NORMS,
     Block,
     FourierMixer,
     Grid,
@@ -31,6 +30,7 @@ from ups.models.layers import (
 )
 
 BODIES = ("fourier", "plain", "pdet")
+NORMS = ("bounded", "layer")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OperatorConfig:
     dim: int = 64           # width of the residual stream
     depth: int = 4          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
-    norm: str = "bounded"   # of a block's input: bounded, or layer (better for steady fields)
+    norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
     modes: int = 8          # fourier: wave numbers kept along each axis
     kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution

@@ -5,9 +5,10 @@ Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the 
     x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate = linear(c)
     x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
 
-Amplitudes are what a time step is about. A layer norm takes them away, so `norm` only bounds them:
-errors of roll-outs are up to twice as large with a layer norm, and without anything the products of
-the MLP make some of them grow without limit. A steady field is better answered with a layer norm.
+Amplitudes are what a time step is about, and a layer norm takes them away: errors of roll-outs are
+up to twice as large with it. Without anything, the products in the MLP let some roll-outs grow
+without limit. So by default `norm` is nothing, mixers are linear, and the products are `bounded`.
+A steady field is better answered with a layer norm.
 
 A mixer reads a `Grid`: the boundary and constant tables that depend on the token grid alone and are
 made once, outside the blocks.
@@ -41,8 +42,8 @@ class Block(nn.Module):
 
     def __init__(self, dim, cond_dim, mixer, mlp_ratio, norm):
         super().__init__()
-        self.mixer, self.norm = mixer, NORMS[norm]
-        self.mlp = GatedMLP(dim, int(dim * mlp_ratio))
+        self.mixer, self.layer = mixer, norm == "layer"
+        self.mlp = GatedMLP(dim, int(dim * mlp_ratio), bound=norm == "bounded")
         self.modulation = nn.Linear(cond_dim, 6 * dim)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
@@ -55,30 +56,28 @@ class Block(nn.Module):
         y = torch.addcmul(m[3], self.norm(x), 1 + m[4])
         return torch.addcmul(x, m[5], self.mlp(y))
 
-
-def bounded(x, most=4.0):
-    """Nearly x where its root mean square over the channels is small; `most` is the limit of it."""
-    return x * torch.rsqrt(1 + x.square().mean(-1, keepdim=True) / most**2)
-
-
-def layer(x):
-    return F.layer_norm(x, x.shape[-1:])
-
-
-NORMS = {"bounded": bounded, "layer": layer}
+    def norm(self, x):
+        return F.layer_norm(x, x.shape[-1:]) if self.layer else x
 
 
 class GatedMLP(nn.Module):
     """out(silu(a) * b): products of features, which quadratic terms of a PDE are made of."""
 
-    def __init__(self, dim, hidden):
+    def __init__(self, dim, hidden, bound):
         super().__init__()
+        self.bound = bound
         self.inp = nn.Linear(dim, 2 * hidden)
         self.out = nn.Linear(hidden, dim)
 
     def forward(self, x):
         a, b = self.inp(x).chunk(2, dim=-1)
-        return self.out(F.silu(a) * b)
+        y = F.silu(a) * b
+        return self.out(bounded(y) if self.bound else y)
+
+
+def bounded(x, most=4.0):
+    """Nearly x where its root mean square over the channels is small; `most` is the limit of it."""
+    return x * torch.rsqrt(1 + x.square().mean(-1, keepdim=True) / most**2)
 
 
 class OwnMixers(nn.ModuleList):
