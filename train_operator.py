@@ -51,14 +51,14 @@ class Config(RunConfig):
     batch_size: int = 32        # global: the number of processes does not change it
     lr: float = 8e-3            # highest learning rate
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
-    momentum: float = 0.95      # of Muon; 0.98 for tens of thousands of steps
+    momentum: float = 0.98      # of Muon
     weight_decay: float = 1e-5
     warmup: int = 100           # steps to the full learning rate, then a cosine to zero
-    grad_clip: float = 10.0     # largest norm of the gradient; for several tasks 1 is better
+    grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
-    noise: float = 0.03         # on the first frame, share of a field's deviation; ends at a tenth
+    noise: float = 0.8          # on the first frame / mean change in a step; fades to a hundredth
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -127,7 +127,8 @@ def prepared(batch, cfg, tasks):
     if cfg.shift and tasks[batch["task"]].spec.periodic:
         batch["shift"] = draw[:, :3]  # share of each axis
     if cfg.noise:
-        batch["level"] = cfg.noise * 0.1 ** (batch["step"] / cfg.steps) * draw[:, 3]
+        highest = cfg.noise * tasks[batch["task"]].restless * 0.01 ** (batch["step"] / cfg.steps)
+        batch["level"] = highest * draw[:, 3]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

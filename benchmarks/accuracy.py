@@ -53,12 +53,11 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
 FLAGS = {  # beside the defaults, by kind and number of axes; chosen on validation
-    ("operator", 1): "--batch_size 64 --ema 0.999 --rms 0.1 --momentum 0.98",
-    ("operator", 2): "--ema 0.999 --rms 0.1 --momentum 0.98 --noise 0.1 --model.dim 192 "
-                     "--model.kernel 3",
-    ("fno", 2): "--batch_size 32 --noise 0.1 --model.modes 12 --model.width 48 --lr 8e-3",
+    ("operator", 1): "--batch_size 64 --ema 0.999 --rms 0.1",
+    ("operator", 2): "--ema 0.999 --lr 4e-3 --model.dim 192 --model.kernel 3",
+    ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("unet", 1): "--model.width 64",
-    ("unet", 2): "--batch_size 32 --noise 0.1",
+    ("unet", 2): "--batch_size 32",
 }
 
 

@@ -39,7 +39,7 @@ class Recipe:
     grad_clip: float = 1.0
     ema: float = 0.999
     unroll: int = 1         # longest, as in train_operator.py
-    noise: float = 0.03     # fades to a tenth, as in train_operator.py
+    noise: float = 0.8      # on the first frame / mean change in a step, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
 
@@ -147,6 +147,7 @@ def train_baseline(cell, folder, turns):
         model.compile(dynamic=False)
     params = list(model.parameters())
     lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
+    restless = float((u.diff(dim=1) / std).flatten(2).square().mean(2).sqrt().mean())
     if cfg.optimizer == "muon":
         optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=device.type == "cuda")
@@ -212,7 +213,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * factor(k))
-        fade.fill_(cfg.noise * 0.1 ** (k / steps))
+        fade.fill_(cfg.noise * restless * 0.01 ** (k / steps))
         loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):

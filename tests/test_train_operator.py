@@ -102,7 +102,7 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     assert all((stage / f"rollout_{task}.png").exists() for task in test)
     # at the start the operator is the identity: the loss of every task is that of persistence
     steps = [line["train/loss"] for line in scores if "train/loss" in line]
-    assert all(0.3 < loss < 4 for loss in steps[:4]), steps[:4]
+    assert all(0.3 < loss < 5 for loss in steps[:4]), steps[:4]  # early frames change most
 
 
 def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
@@ -205,15 +205,15 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
                        script.operator_loss(model, batch))
 
 
-def test_noise_fades_to_a_tenth():
-    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False))
-    cfg = script.Config(steps=100, batch_size=512, noise=0.2)
+def test_noise_is_in_units_of_the_typical_change_and_fades():
+    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), restless=0.1)
+    cfg = script.Config(steps=100, batch_size=512, noise=2.0)
 
     def levels(step):
         batch = {"z": torch.zeros(512, 2, 3, 1), "rows": torch.arange(512), "task": 0, "step": step}
         return script.prepared(batch, cfg, [task])["level"]
 
-    for step, most in ((0, 0.2), (50, 0.2 / 10**0.5), (100, 0.02)):
+    for step, most in ((0, 0.2), (50, 0.02), (100, 0.002)):
         assert 0.98 * most < levels(step).max() < most  # uniform, from 0
         assert levels(step).min() < 0.02 * most
 

@@ -48,20 +48,25 @@ class TaskLatents:
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
                         forced, self._kept(), self._change())
 
-    def _change(self, limit=64):
+    def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""
         if self.cache is None:
             return ()
-        squares = [z.float().diff(dim=0).square().mean((0, 1), dtype=torch.float64)
-                   for z in self.cache.z[0][:limit]]  # a trajectory at a time: some are large
+        squares = [square.mean(0) for square in self._changes()]
         return tuple(torch.stack(squares).mean(0).sqrt().tolist())
 
     @functools.cached_property
     def restless(self):
-        """Norm of a typical change in a step / norm of the field: the error of persistence."""
+        """Norm of the change in a step / norm of the field, mean over steps: error of persistence.
+        """
         weight = self.codec.weight.double().cpu()
-        change = torch.tensor(self.spec.change, dtype=torch.float64)
-        return float(((weight * change**2).sum() / weight.sum()).sqrt()) or 1.0
+        steps = torch.cat(list(self._changes())) @ weight / weight.sum()
+        return steps.sqrt().mean().item() or 1.0
+
+    def _changes(self, limit=64):
+        """Mean square over the tokens of every change in a step, (T - 1, D) of each trajectory."""
+        for z in self.cache.z[0][:limit]:  # one at a time: some are large
+            yield z.float().diff(dim=0).square().mean(1, dtype=torch.float64)
 
     def _kept(self):
         """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).

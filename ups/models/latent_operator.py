@@ -27,6 +27,7 @@ from ups.models.layers import (
     OwnMixers,
     RotaryAttention,
     WindowAttention,
+    bounded,
 )
 
 BODIES = ("fourier", "plain", "pdet")
@@ -193,7 +194,8 @@ class TokenBody(nn.Module):
         slots = [cond[:, spec.params.index(name)] if name in spec.params
                  else torch.zeros_like(closed) for name in self.names]
         features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
-        c = self.condition(features) + self.task[task]
+        # bounded, or it grows for ever, and with it what a step of the optimizer does to all gates
+        c = bounded(self.condition(features) + self.task[task], 1.0)
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
