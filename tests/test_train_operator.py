@@ -13,7 +13,7 @@ from launching import ROOT, launch
 import train_operator as script
 from ups.config import UsageError
 from ups.data.make import make
-from ups.latents import load_codec, shifted
+from ups.latents import TaskLatents, load_codec, shifted
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
@@ -216,6 +216,16 @@ def test_noise_is_in_units_of_the_typical_change_and_fades():
     for step, most in ((0, 0.2), (50, 0.02), (100, 0.002)):
         assert 0.98 * most < levels(step).max() < most  # uniform, from 0
         assert levels(step).min() < 0.02 * most
+
+
+def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():
+    """Two channels that count 3 to 1; steps of 1 and 3, of 0 and 0 in the first of them only."""
+    z = torch.tensor([[0.0, 5.0], [1.0, 5.0], [4.0, 5.0]])[None, :, None].expand(1, 3, 7, 2)
+    codec = types.SimpleNamespace(weight=torch.tensor([3.0, 1.0]))
+    task = TaskLatents("burgers1d", None, codec, "", types.SimpleNamespace(z=[z]))
+    assert task.restless == pytest.approx((1 + 3) / 2 * (3 / 4) ** 0.5)
+    task = TaskLatents("burgers1d", None, codec, "", types.SimpleNamespace(z=[0 * z]))
+    assert task.restless == 1.0  # where nothing ever changes
 
 
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):

@@ -57,8 +57,7 @@ class TaskLatents:
 
     @functools.cached_property
     def restless(self):
-        """Norm of the change in a step / norm of the field, mean over steps: error of persistence.
-        """
+        """The error of persistence: norm of the change in a step / norm of the field, mean."""
         weight = self.codec.weight.double().cpu()
         steps = torch.cat(list(self._changes())) @ weight / weight.sum()
         return steps.sqrt().mean().item() or 1.0

@@ -227,6 +227,19 @@ def test_a_step_grows_no_faster_than_its_input(body):
     assert torch.allclose(bounded(1e4 * x).square().mean(-1).sqrt(), torch.tensor(4.0))
 
 
+def test_the_condition_is_bounded():
+    """However large its weights grow, and whatever the parameters are."""
+    model = make("fourier")
+    seen = []
+    model.body.stages[0][0].modulation.register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0]))
+    z0, dt, cond = batch(model)
+    for weight in (1.0, 1e4):
+        torch.nn.init.constant_(model.body.task[0], weight)
+        model(z0, dt, weight * cond)
+    assert seen[0].abs().max() < 4 and 0.6 < seen[1].square().mean().sqrt() <= 1
+
+
 @each_body
 def test_a_step_is_in_units_of_the_typical_change(body):
     z, change = torch.randn(2, 32, 4), (0.1, 3.0, 0.0, 1.0)
