@@ -70,7 +70,7 @@ class Config(RunConfig):
                   "val_trajectories")
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
-              codec_error=(0, 1), conserve=(0, math.inf), seed=(0, 2**31),
+              momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf), seed=(0, 2**31),
               **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")

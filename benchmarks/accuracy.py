@@ -83,7 +83,7 @@ class Config:
         for model in self.models:
             if model.split()[:1] not in (["operator"], *([name] for name in BASELINES)):
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
-        if self.joint and self.joint.split()[0] != "operator":
+        if self.joint and self.joint.split()[:1] != ["operator"]:
             raise UsageError(f"--joint {self.joint}: it begins with operator.")
 
 

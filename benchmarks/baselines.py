@@ -16,7 +16,7 @@ from benchmarks.fno import FNO, FNOConfig
 from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within, unroll_at
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
-from ups.config import parse
+from ups.config import UsageError, check, parse
 from ups.data.fields import open_fields
 from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
@@ -42,6 +42,13 @@ class Recipe:
     noise: float = 0.8      # on the first frame / mean change in a step, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
+
+    def __post_init__(self):
+        check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
+              momentum=(0, 0.99999), weight_decay=(0, 1), grad_clip=(1e-9, math.inf),
+              ema=(0, 0.99999), unroll=(1, math.inf), noise=(0, 10), early=(1, math.inf))
+        if self.optimizer not in ("muon", "adamw"):
+            raise UsageError(f"--optimizer {self.optimizer}: it is muon or adamw.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,14 @@ def test_a_wave_lands_in_its_shell_and_band():
     assert max(low, high) < 1e-12
 
 
+def test_a_prediction_that_is_not_a_number_is_the_worst_one():
+    """And not one to be left out: a model of NaN would be the best by validation."""
+    y = torch.randn(2, 3, 2, 8)
+    p = y.clone()
+    p[0, 1, 1, 4], p[1, 2, 0, 0] = math.nan, math.inf
+    assert m.nrmse(p, y).tolist() == [[0, math.inf, 0], [0, 0, math.inf]]
+
+
 def test_zero_channels_are_left_out_of_nrmse_alone():
     p, y = pair((16,))
     y[:, :, 1] = 0.0

@@ -97,6 +97,8 @@ def test_lengths_not_seen(body, task, tokens):
     assert z1.shape == z0.shape and z1.isfinite().all() and not torch.equal(z1, z0)
     with pytest.raises(ValueError, match="do not fill"):
         model(z0, dt, cond, task)
+    with pytest.raises(ValueError, match="lacks"):
+        model(torch.cat([z0, z0], 1), dt, cond, task, (2, *tokens[1:]))
 
 
 @each_body

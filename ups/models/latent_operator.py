@@ -187,6 +187,8 @@ class TokenBody(nn.Module):
         tokens = tuple(tokens or spec.tokens)
         if x.shape[1] != math.prod(tokens):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
+        if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
+            raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
         (places,), *tables = self._lookup(tokens, spec.periodic, spec.forced, x)
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 

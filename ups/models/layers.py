@@ -75,9 +75,9 @@ class GatedMLP(nn.Module):
         return self.out(bounded(y) if self.bound else y)
 
 
-def bounded(x, most=4.0):
+def bounded(x, most=4.0, axis=-1):
     """Nearly x where its root mean square over the channels is small; `most` is the limit of it."""
-    return x * torch.rsqrt(1 + x.square().mean(-1, keepdim=True) / most**2)
+    return x * torch.rsqrt(1 + x.square().mean(axis, keepdim=True) / most**2)
 
 
 class OwnMixers(nn.ModuleList):
