@@ -153,8 +153,8 @@ def train_baseline(cell, folder, turns):
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
-    lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
-    restless = float((u.diff(dim=1) / std).flatten(2).square().mean(2).sqrt().mean())
+    noise = cfg.noise * float((u.diff(dim=1) / std).flatten(2).square().mean(2).sqrt().mean())
+    lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, noise))
     if cfg.optimizer == "muon":
         optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=device.type == "cuda")
@@ -220,7 +220,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * factor(k))
-        fade.fill_(cfg.noise * restless * 0.01 ** (k / steps))
+        fade.fill_(noise * 0.01 ** (k / steps))
         loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):

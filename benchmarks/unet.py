@@ -3,8 +3,8 @@
     x <- x + conv(gelu(bounded(conv(gelu(bounded(x))))))      at each of `levels` + 1 resolutions
 
 Every level halves the grid and doubles the channels; convolutions reach over the border around the
-circle or by repeating the border values. Amplitudes are bounded and not
-normalised, as in our operator: a group norm made the errors of roll-outs a third larger.
+circle or by repeating the border values. Amplitudes are bounded and not normalised, as in our
+operator: a group norm made the errors of roll-outs a third larger.
 """
 
 from dataclasses import dataclass

@@ -219,7 +219,7 @@ def test_noise_is_in_units_of_the_typical_change_and_fades():
 
 
 def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():
-    """Two channels that count 3 to 1; steps of 1 and 3, of 0 and 0 in the first of them only."""
+    """Channels that count 3 to 1: the first moves by 1, then by 3, the second stays."""
     z = torch.tensor([[0.0, 5.0], [1.0, 5.0], [4.0, 5.0]])[None, :, None].expand(1, 3, 7, 2)
     codec = types.SimpleNamespace(weight=torch.tensor([3.0, 1.0]))
     task = TaskLatents("burgers1d", None, codec, "", types.SimpleNamespace(z=[z]))

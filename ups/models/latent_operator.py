@@ -196,7 +196,7 @@ class TokenBody(nn.Module):
         slots = [cond[:, spec.params.index(name)] if name in spec.params
                  else torch.zeros_like(closed) for name in self.names]
         features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
-        # bounded, or it grows for ever, and with it what a step of the optimizer does to all gates
+        # bounded: it grew twentyfold in long runs, and every step on the gates is in its units
         c = bounded(self.condition(features) + self.task[task], 1.0)
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
