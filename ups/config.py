@@ -10,6 +10,7 @@ nearest one.
 import argparse
 import dataclasses
 import difflib
+import gc
 import inspect
 import json
 import math
@@ -28,7 +29,9 @@ class UsageError(Exception):
 def command(main):
     """Run `main()` as a command: wrong use is one sentence, printed once, and exit code 2."""
     try:
-        sys.exit(main())
+        code = main()
+        gc.collect()  # process groups join their threads, one of which could else abort the exit
+        sys.exit(code)
     except UsageError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)

@@ -36,6 +36,7 @@ def runs(tmp_path_factory):
         assert done.returncode == 0, done.stderr
         recorded = load_file(folders[world] / "micro0" / "rank0.safetensors")["world"]
         assert recorded == world
+        (folders[world] / "stdout").write_text(done.stdout)
     return folders
 
 
@@ -63,6 +64,14 @@ def test_ranks_see_disjoint_rows_of_one_global_batch(runs):
 
 def test_all_ranks_end_with_the_same_weights(runs):
     assert gap(weights(runs[2] / "micro0", 0), weights(runs[2] / "micro0", 1)) == 0.0
+
+
+def test_no_thread_of_a_process_group_outlives_the_command(runs):
+    """One that still holds a tensor when Python ends aborts the process after a good run."""
+    for world in (2, 3):
+        printed = (runs[world] / "stdout").read_text()
+        assert printed.count(" at exit: ") == world
+        assert "gloo" not in printed
 
 
 @pytest.mark.parametrize("first, then", [

@@ -4,9 +4,11 @@ Float64, so that what is equal in exact arithmetic is equal to many digits. Writ
 the rows that each rank saw, for the tests to compare.
 """
 
+import atexit
 import dataclasses
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -123,5 +125,12 @@ def main(argv=None):
             run.__exit__(None, None, None)
 
 
+def print_threads():
+    time.sleep(0.2)  # a thread that has been joined is listed for a moment longer
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(f"threads of rank {os.environ['RANK']} at exit: {' '.join(names)}")
+
+
 if __name__ == "__main__":
+    atexit.register(print_threads)
     command(main)
