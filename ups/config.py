@@ -30,8 +30,8 @@ def command(main):
     """Run `main()` as a command: wrong use is one sentence, printed once, and exit code 2."""
     try:
         code = main()
-        gc.collect()  # process groups join their threads, one of which could else abort the exit
-        sys.exit(code)
+    except SystemExit as end:  # a stopped run, a dry run, --help
+        code = end.code
     except UsageError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -39,6 +39,8 @@ def command(main):
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on.", file=sys.stderr)
         sys.exit(130)
+    gc.collect()  # process groups join their threads, one of which could else abort the exit
+    sys.exit(code)
 
 
 def parse(cls, argv=None, description=None):
