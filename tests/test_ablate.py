@@ -103,6 +103,7 @@ def test_one_cell_on_each_gpu(tmp_path, ablate, monkeypatch):
 @pytest.mark.parametrize("flags, words", [
     (["--grid", "lrr=1,2"], "the nearest is --lr"),
     (["--grid", "lr=1,two"], "invalid float"),
+    (["--grid", "lr"], "--grid lr: it is KEY=VALUE"),
     (["--grid", "kind=a,z"], "a, b, c or s"),
     (["--grid", "lr=1", "--stepps", "3"], "the nearest is --steps"),
     (["--grid", "seed=1,2"], "--seeds"),

@@ -75,7 +75,7 @@ def test_what_a_run_stores_can_be_read_again(tmp_path):
     (["--model.dims", "1"], "no field --model.dims; the nearest is --model.dim"),
     (["--step=3"], "no field --step; the nearest is --steps"),
     (["--steps", "many"], "invalid int value: 'many'"),
-    (["--model.dim", "7"], "dim 7 must be even"),
+    (["--model.dim", "7"], "--model.dim 7 must be even"),
     (["--config", "absent.json"], "there is no such file"),
     (["stray"], "belongs to no flag"),
 ])

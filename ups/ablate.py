@@ -69,6 +69,8 @@ class Cell:
 
 def plan(args, extra):
     """All cells, each with a configuration that the script accepts."""
+    if wrong := [item for item in args.grid if not all(item.partition("="))]:
+        raise UsageError(f"--grid {wrong[0]}: it is KEY=VALUE,VALUE, such as lr=1e-3,3e-4.")
     config, grid = config_of(args.script), dict(item.partition("=")[::2] for item in args.grid)
     taken = {"run": "--out", "seed": "--seeds"} | ({"steps": "--seconds"} if args.seconds else {})
     for key in [*grid, *(flag.removeprefix("--").split("=")[0] for flag in extra)]:

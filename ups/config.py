@@ -90,13 +90,13 @@ def build(cls, values):
         if dataclasses.is_dataclass(field.type):
             prefix = field.name + "."
             inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
-            arguments[field.name] = build(field.type, flat(field.default) | inner)
+            try:
+                arguments[field.name] = build(field.type, flat(field.default) | inner)
+            except ValueError as error:  # a model's own check of its sizes
+                raise UsageError(f"--{prefix}{error}") from None
         elif field.name in values:
             arguments[field.name] = _cast(field, values[field.name])
-    try:
-        return cls(**arguments)
-    except ValueError as error:  # a model's own check of its sizes
-        raise UsageError(str(error)) from None
+    return cls(**arguments)
 
 
 def flat(cfg):

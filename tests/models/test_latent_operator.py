@@ -173,8 +173,10 @@ def test_wrong_configurations_are_refused():
         OperatorConfig(body="unet")
     with pytest.raises(ValueError, match="multiple of 2 \\* heads"):
         OperatorConfig(dim=36, heads=8)
-    with pytest.raises(ValueError, match="depth of at least 5"):
+    with pytest.raises(ValueError, match="depth 4 must be at least 5"):
         OperatorConfig(body="pdet", levels=2)
+    with pytest.raises(ValueError, match="mlp_ratio must be at least 0.1, not nan"):
+        OperatorConfig(mlp_ratio=float("nan"))
 
 
 @pytest.mark.parametrize("periodic", [True, False])

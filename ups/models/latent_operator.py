@@ -32,6 +32,8 @@ from ups.models.layers import (
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
+LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": 1, "kernel": 1, "heads": 1, "window": 1,
+         "levels": 0}
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ class OperatorConfig:
             raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
         if self.norm not in NORMS:
             raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}.")
-        for name in ("dim", "depth", "modes", "heads", "window", "kernel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name, least in LEAST.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.body == "pdet" and self.depth < 2 * self.levels + 1:
-            raise ValueError(f"pdet with {self.levels} levels needs a depth of at least "
-                             f"{2 * self.levels + 1}, not {self.depth}.")
+            raise ValueError(f"depth {self.depth} must be at least {2 * self.levels + 1}: pdet has "
+                             f"{self.levels} levels.")
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel} must be odd.")
 
