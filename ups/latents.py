@@ -9,6 +9,7 @@ made from; what does not belong together is refused.
 import dataclasses
 import functools
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -194,7 +195,9 @@ def load_codec(folder):
 
 
 def _make_data(task, root, strides):
-    ensure_fields(task, root, **strides)
+    path = Path(ensure_fields(task, root, **strides).files[0].path)
+    if path.parent != Path(root) and path != Path(root):
+        print(f"{task} is taken from {path.parent}.", file=sys.stderr)
 
 
 def _fit_codec(folder, cfg, fields, asked):

@@ -83,6 +83,18 @@ def test_files_of_equal_parameters_are_joined_in_natural_order(tmp_path):
     assert fields.split("test").tolist() == [5]
 
 
+def test_a_folder_in_a_folder_is_another_data_set(tmp_path):
+    """Making one below data/ must not change what is in data/; a download is given by its root."""
+    deep = tmp_path / "2D" / "NS"
+    for folder, samples in ((deep, 4), (deep / "more", 6)):
+        folder.mkdir(parents=True)
+        by_hand.build("ns2d", folder / "ns-0.h5", samples=samples, frames=3)
+    assert len(open_fields("ns2d", tmp_path)) == len(open_fields("ns2d", deep)) == 4
+    assert len(open_fields("ns2d", deep / "more")) == 6
+    by_hand.build("ns2d", tmp_path / "ns-0.h5", samples=5, frames=3)
+    assert len(open_fields("ns2d", tmp_path)) == 5
+
+
 def test_files_that_do_not_fit_are_refused(family):
     root, _ = family
     by_hand.build("burgers1d", root / "more.hdf5", samples=41, Nu=2.0)

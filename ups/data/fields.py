@@ -171,11 +171,11 @@ def parse_task(text):
 
 
 def open_fields(task, root="data", stride_x=1, stride_t=1, first_frame=None):
-    """Open every file of a task below a folder (or one file), or those of some parameters."""
+    """Open the files of a task in a folder (or one file), or those of some parameters."""
     name, wanted = parse_task(task)
     files = [open_file(path) for path in find_files(root, name)]
     if not files:
-        raise NoData(f"no {name} file below {root}; {_cure(name, wanted, root)}")
+        raise NoData(f"no {name} file in {root}; {_cure(name, wanted, root)}")
     for key, values in wanted.items():
         there = sorted({file.params[key] for file in files})
         if missing := [value for value in values if not _among(value, there)]:
@@ -186,19 +186,30 @@ def open_fields(task, root="data", stride_x=1, stride_t=1, first_frame=None):
 
 
 def find_files(root, name):
-    """Files of a task below a folder. Other layouts are passed over; a damaged file is an error."""
+    """Files of a task in a folder; where it holds none, those in the nearest folders below it.
+
+    So data/ and data/more/ are two data sets, and a download may be given by its root. Other
+    layouts are passed over; a damaged file is an error.
+    """
     root = Path(root)
     if root.suffix in (".h5", ".hdf5") or root.is_file():
         if (found := identify(root)) != name:
             raise UsageError(f"{root} is a {found} file, not {name}.")
         return [root]
-    paths = []
+    depths = {}
     for path in sorted([*root.rglob("*.h5"), *root.rglob("*.hdf5")]):
-        try:
-            paths += [path] if identify(path) == name else []
-        except UnknownLayout:
-            continue
-    return paths
+        depths.setdefault(len(path.parts), []).append(path)
+    for _, level in sorted(depths.items()):
+        if paths := [path for path in level if _is(path, name)]:
+            return paths
+    return []
+
+
+def _is(path, name):
+    try:
+        return identify(path) == name
+    except UnknownLayout:
+        return False
 
 
 def _cure(name, wanted, root):
