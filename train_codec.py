@@ -33,7 +33,7 @@ from ups.models.grid_codec import (
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import warmup_cosine
+from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -53,7 +53,7 @@ class Config(RunConfig):
     steps: int = 2000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
     lr: float = 1e-3
-    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    warmup: int = 100           # steps to the full learning rate, which then falls to zero
     grad_clip: float = 1.0
     ema: float = 0.999          # decay of the averaged weights
     points: int = 64            # grid values that the any-point decoder is asked for in a step
@@ -114,7 +114,7 @@ def main(argv=None):
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.0,
                                       fused=True, capturable=True)
-        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

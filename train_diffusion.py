@@ -31,7 +31,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import warmup_cosine
+from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -46,7 +46,7 @@ class Config(RunConfig):
     batch_size: int = 64        # global: the number of processes does not change it
     lr: float = 2e-3            # highest learning rate
     weight_decay: float = 0.1   # there are few trajectories to learn from
-    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    warmup: int = 100           # steps to the full learning rate, which then falls to zero
     grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.995          # decay of the averaged weights
     sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
@@ -126,7 +126,7 @@ def main(argv=None):
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = Muon(model, model.net.body.stages, lr, weight_decay=cfg.weight_decay,
                          compile=run.graphs)
-        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

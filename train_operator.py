@@ -29,7 +29,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import warmup_cosine
+from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -53,7 +53,7 @@ class Config(RunConfig):
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
     momentum: float = 0.98      # of Muon; 0.95 is better below some 1000 steps
     weight_decay: float = 1e-5
-    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    warmup: int = 100           # steps to the full learning rate, which then falls to zero
     grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
@@ -166,7 +166,7 @@ def main(argv=None):
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = Muon(model, model.body.stages, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=run.graphs)
-        scheduler = LambdaLR(optimizer, warmup_cosine(cfg.warmup, cfg.steps))
+        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(

@@ -53,7 +53,7 @@ class Config(RunConfig):
     batch_size: int = 8         # global: the number of processes does not change it
     lr: float = 6e-3            # highest learning rate
     weight_decay: float = 1e-5
-    warmup: int = 100           # steps to the full learning rate, then a cosine to zero
+    warmup: int = 100           # steps to the full learning rate, which then falls to zero
     grad_clip: float = 1.0      # largest norm of the gradient
     ema: float = 0.99           # decay of the averaged weights
     mean_share: float = 0.7     # of the steps; the others are for what the mean leaves

@@ -24,7 +24,7 @@ from ups.models.precision import products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
-from ups.train.schedule import warmup_cosine
+from ups.train.schedule import up_and_down
 from ups.train.step import Captured
 
 
@@ -215,7 +215,7 @@ def train_baseline(cell, folder, turns):
 
     times = step_times(marks)
     steps, curve = steps_within(cell["seconds"], times), []
-    factor = warmup_cosine(max(1, round(WARMUP * steps)), steps)
+    factor = up_and_down(max(1, round(WARMUP * steps)), steps)
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
     for k in range(steps):
         turns.step()
