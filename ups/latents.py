@@ -173,8 +173,8 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
         raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec is {kind}; "
                          "change --codec, or give another --run.")
     if codec.config["data"] != fields.digest:
-        raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give "
-                         "another --run, or put the data back.")
+        raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give its "
+                         "own file or folder by --data, or another --run.")
     if kind == "patch" and codec.config["asked"] != asked:
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
                          "asked for; use the old values, or give another --run.")

@@ -91,6 +91,10 @@ def test_a_folder_in_a_folder_is_another_data_set(tmp_path):
         by_hand.build("ns2d", folder / "ns-0.h5", samples=samples, frames=3)
     assert len(open_fields("ns2d", tmp_path)) == len(open_fields("ns2d", deep)) == 4
     assert len(open_fields("ns2d", deep / "more")) == 6
+    (tmp_path / "2D" / "other").mkdir()
+    by_hand.build("ns2d", tmp_path / "2D" / "other" / "ns-0.h5", samples=4, frames=3)
+    with pytest.raises(UsageError, match="are in .*2D/NS and in .*2D/other; choose one folder"):
+        open_fields("ns2d", tmp_path)
     by_hand.build("ns2d", tmp_path / "ns-0.h5", samples=5, frames=3)
     assert len(open_fields("ns2d", tmp_path)) == 5
 

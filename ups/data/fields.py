@@ -186,10 +186,10 @@ def open_fields(task, root="data", stride_x=1, stride_t=1, first_frame=None):
 
 
 def find_files(root, name):
-    """Files of a task in a folder; where it holds none, those in the nearest folders below it.
+    """Files of a task in a folder; where it holds none, those in the nearest folder below it.
 
     So data/ and data/more/ are two data sets, and a download may be given by its root. Other
-    layouts are passed over; a damaged file is an error.
+    layouts are passed over; a damaged file is an error, and so is a choice of two folders.
     """
     root = Path(root)
     if root.suffix in (".h5", ".hdf5") or root.is_file():
@@ -201,6 +201,10 @@ def find_files(root, name):
         depths.setdefault(len(path.parts), []).append(path)
     for _, level in sorted(depths.items()):
         if paths := [path for path in level if _is(path, name)]:
+            first, *more = sorted({path.parent for path in paths})
+            if more:
+                raise UsageError(f"{root}: {name} files are in {first} and in {more[0]}; choose "
+                                 "one folder by --data.")
             return paths
     return []
 
