@@ -9,6 +9,7 @@ import torch
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, NoData, open_fields
+from ups.latents import _make_data
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_files_of_equal_parameters_are_joined_in_natural_order(tmp_path):
     assert fields.split("test").tolist() == [5]
 
 
-def test_a_folder_in_a_folder_is_another_data_set(tmp_path):
+def test_a_folder_in_a_folder_is_another_data_set(tmp_path, capsys):
     """Making one below data/ must not change what is in data/; a download is given by its root."""
     deep = tmp_path / "2D" / "NS"
     for folder, samples in ((deep, 4), (deep / "more", 6)):
@@ -91,6 +92,10 @@ def test_a_folder_in_a_folder_is_another_data_set(tmp_path):
         by_hand.build("ns2d", folder / "ns-0.h5", samples=samples, frames=3)
     assert len(open_fields("ns2d", tmp_path)) == len(open_fields("ns2d", deep)) == 4
     assert len(open_fields("ns2d", deep / "more")) == 6
+    for root in (deep, deep / "ns-0.h5", tmp_path):  # a run says where it has found its data
+        assert not capsys.readouterr().err
+        _make_data("ns2d", root, {})
+    assert capsys.readouterr().err == f"ns2d is taken from {deep}.\n"
     (tmp_path / "2D" / "other").mkdir()
     by_hand.build("ns2d", tmp_path / "2D" / "other" / "ns-0.h5", samples=4, frames=3)
     with pytest.raises(UsageError, match="are in .*2D/NS and in .*2D/other; choose one folder"):

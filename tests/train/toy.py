@@ -128,7 +128,7 @@ def main(argv=None):
 def print_threads():
     time.sleep(0.2)  # a thread that has been joined is listed for a moment longer
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    print(f"threads of rank {os.environ['RANK']} at exit: {' '.join(names)}")
+    print(f"threads of rank {os.environ.get('RANK', 0)} at exit: {' '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def find_files(root, name):
     for path in sorted([*root.rglob("*.h5"), *root.rglob("*.hdf5")]):
         depths.setdefault(len(path.parts), []).append(path)
     for _, level in sorted(depths.items()):
-        if paths := [path for path in level if _is(path, name)]:
+        if paths := [path for path in level if _belongs(path, name)]:
             first, *more = sorted({path.parent for path in paths})
             if more:
                 raise UsageError(f"{root}: {name} files are in {first} and in {more[0]}; choose "
@@ -209,7 +209,7 @@ def find_files(root, name):
     return []
 
 
-def _is(path, name):
+def _belongs(path, name):
     try:
         return identify(path) == name
     except UnknownLayout:
