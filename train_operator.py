@@ -58,7 +58,7 @@ class Config(RunConfig):
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
-    noise: float = 0.8          # on the first frame / mean change in a step; fades to a hundredth
+    noise: float = 0.8          # on the first frame / its change in the step; fades to a hundredth
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -112,7 +112,9 @@ def augmented(batch, tasks):
         return z, z[:, 0]
     white = tasks[batch["task"]].white  # on the grid: channels that count less get more
     free = batch["noise"] - batch["noise"].mean(1, keepdim=True)  # a moved mean may be for ever
-    return z, z[:, 0] + batch["level"][:, None, None] * white * free
+    change = (batch["mask"] * (z[:, 1] - z[:, 0]) ** 2).sum(-1).mean(1) / batch["mask"].sum()
+    level = batch["level"] * change.sqrt()  # its own: the mean one would drown a faint field
+    return z, z[:, 0] + level[:, None, None] * white * free
 
 
 def prepared(batch, cfg, tasks):
@@ -127,8 +129,7 @@ def prepared(batch, cfg, tasks):
     if cfg.shift and tasks[batch["task"]].spec.periodic:
         batch["shift"] = draw[:, :3]  # share of each axis
     if cfg.noise:
-        highest = cfg.noise * tasks[batch["task"]].restless * 0.01 ** (batch["step"] / cfg.steps)
-        batch["level"] = highest * draw[:, 3]
+        batch["level"] = cfg.noise * 0.01 ** (batch["step"] / cfg.steps) * draw[:, 3]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

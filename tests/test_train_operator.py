@@ -205,17 +205,27 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
                        script.operator_loss(model, batch))
 
 
-def test_noise_is_in_units_of_the_typical_change_and_fades():
-    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), restless=0.1)
+def test_noise_is_in_units_of_the_windows_own_change_and_fades():
+    """Channels that count 3 to 1; the first moves, by 0 to 9 in ten windows, the second stays."""
+    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), white=torch.ones(2))
     cfg = script.Config(steps=100, batch_size=512, noise=2.0)
+    z = torch.zeros(512, 2, 64, 2)
+    z[:, 1, :, 0] = (torch.arange(512.0) % 10)[:, None]
+    change = z[:, 1, 0, 0] * (3 / 4) ** 0.5
 
-    def levels(step):
-        batch = {"z": torch.zeros(512, 2, 3, 1), "rows": torch.arange(512), "task": 0, "step": step}
-        return script.prepared(batch, cfg, [task])["level"]
+    def deviations(step):
+        batch = {"z": z, "rows": torch.arange(512), "task": 0, "step": step,
+                 "begin": torch.zeros(512, dtype=int), "mask": torch.tensor([1.5, 0.5])}
+        window, first = script.augmented(script.prepared(batch, cfg, [task]), [task])
+        assert torch.equal(window, z)
+        return first.flatten(1).std(1)
 
-    for step, most in ((0, 0.2), (50, 0.02), (100, 0.002)):
-        assert 0.98 * most < levels(step).max() < most  # uniform, from 0
-        assert levels(step).min() < 0.02 * most
+    for step, most in ((0, 2.0), (50, 0.2), (100, 0.02)):
+        noise = deviations(step)
+        assert (noise[change == 0] == 0).all()
+        share = noise[change > 0] / change[change > 0] / most  # uniform, from 0
+        assert 0.9 < share.max() < 1.3 and share.min() < 0.02
+        assert share.mean().item() == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():
