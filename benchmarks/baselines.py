@@ -38,7 +38,7 @@ class Recipe:
     grad_clip: float = 1.0
     ema: float = 0.999
     unroll: int = 1         # longest, as in train_operator.py
-    noise: float = 0.8      # on the first frame / mean change in a step, as in train_operator.py
+    noise: float = 0.8      # on the first frame / its change in the step, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
 
@@ -159,8 +159,7 @@ def train_baseline(cell, folder, turns):
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
-    noise = cfg.noise * float((u.diff(dim=1) / std).flatten(2).square().mean(2).sqrt().mean())
-    lr, fade = (torch.tensor(x, device=device) for x in (cfg.lr, noise))
+    lr, noise = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
     if cfg.optimizer == "muon":
         optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=device.type == "cuda")
@@ -176,7 +175,9 @@ def train_baseline(cell, folder, turns):
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         first = first.clamp(max=frames - 1 - unroll)
         window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
-        level = fade * torch.rand(cfg.batch_size, *[1] * (u.ndim - 2), device=device)
+        change = (window[1] - window[0]) / model.std
+        change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
+        level = noise * change * torch.rand_like(change)
         draw = torch.randn_like(window[0])
         draw = draw - draw.mean(grid_axes(draw), keepdim=True)
         p, c, loss = window[0] + level * model.std * draw, cond[row], 0.0
@@ -226,7 +227,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * up_and_cosine(k, warmup, steps))
-        fade.fill_(noise * 0.01 ** (k / steps))
+        noise.fill_(cfg.noise * 0.01 ** (k / steps))
         loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):
