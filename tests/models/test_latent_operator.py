@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
+from ups.models import layers
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
-from ups.models.layers import Grid, WindowAttention, bounded, fourier_basis
+from ups.models.layers import FourierMixer, Grid, WindowAttention, bounded, fourier_basis
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -191,6 +192,21 @@ def test_fourier_tables_keep_what_they_resolve(periodic):
     torch.testing.assert_close((real[..., 0] * c).sum((1, 2)), low, rtol=0, atol=1e-12)
     c = (analysis @ torch.cos(3 * x)).view(modes, -1)
     torch.testing.assert_close((real[..., 1] * c).sum((1, 2)), torch.sin(3 * x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("tokens", [(1, 6, 6), (4, 4, 4)])
+def test_waves_along_all_axes_at_once_are_those_along_one_after_the_other(
+        monkeypatch, tokens, periodic):
+    axes = [axis for axis, n in enumerate(tokens) if n > 1]
+    mixer = FourierMixer(4, axes, 3, 3).double()
+    x = torch.randn(2, *tokens, 4, dtype=torch.float64)
+    together = mixer.tables(tokens, periodic)
+    monkeypatch.setattr(layers, "SMALL", 0)
+    apart = mixer.tables(tokens, periodic)
+    assert len(together) == 2 and len(apart) == 2 * len(axes)
+    one, other = (mixer(x, Grid(periodic, tuple(tables))) for tables in (together, apart))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("n, periodic, shifted, reached", [

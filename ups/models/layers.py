@@ -28,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+SMALL = 256  # tokens of a grid whose Fourier series along all axes are taken by one matrix
+
 
 class Grid(NamedTuple):
     """What a mixer must know of the token grid beside the tokens themselves."""
@@ -101,36 +103,65 @@ class FourierMixer(nn.Module):
         self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
 
     def tables(self, tokens, periodic):
-        """(analysis, synthesis) for each axis that has more than one token."""
-        return [table for n in tokens if n > 1
-                for table in fourier_basis(n, len(self.modes), periodic)]
+        """(analysis, synthesis) for each axis that has more than one token; on a small grid with
+        equal sides one pair for all axes at once: half the launches, and those fill a GPU better.
+        """
+        sizes = [n for n in tokens if n > 1]
+        pairs = [fourier_basis(n, len(self.modes), periodic) for n in sizes]
+        if len(sizes) > 1 and len(set(sizes)) == 1 and math.prod(sizes) <= SMALL:
+            pairs = [_all_axes(pairs, len(self.modes))]
+        return [table for pair in pairs for table in pair]
 
     def forward(self, x, grid):
-        tables, y = iter(grid.tables), 0
+        active = [i for i, axis in enumerate(self.axes) if x.shape[axis + 1] > 1]
         centre, *sides = self.local.split([1] + [2 * self.reach] * len(self.axes), dim=1)
         taps, weights = [x], [centre]                       # of the convolution, one matrix product
-        for axis, side, modes in zip(self.axes, sides, self.modes.unbind(1), strict=True):
-            n = x.shape[axis + 1]
-            if n == 1:
-                continue
-            padded = _pad(x, axis + 1, self.reach, grid.periodic)
-            taps += [padded.narrow(axis + 1, o, n)
+        for i in active:
+            axis = self.axes[i] + 1
+            padded = _pad(x, axis, self.reach, grid.periodic)
+            taps += [padded.narrow(axis, o, x.shape[axis])
                      for o in range(2 * self.reach + 1) if o != self.reach]
-            weights.append(side)
-            y = y + self._fourier(x, axis + 1, modes, next(tables), next(tables))
-        return y + F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
+            weights.append(sides[i])
+        y = F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
 
-    def _fourier(self, x, axis, weight, analysis, synthesis):
-        """Coefficients (K) -> dim x 2 dim per wave number -> tokens; the synthesis table combines
-        the real and the imaginary products, so no complex number is ever formed."""
-        before, n, after = math.prod(x.shape[:axis]), x.shape[axis], x.shape[axis + 1:]
-        dim, m = x.shape[-1], len(weight)
-        k = analysis.shape[0] // m                                 # 2: cos and sin; 1: cos only
-        a = torch.matmul(analysis, x.reshape(before, n, -1))       # (before, m * k, after * dim)
-        a = a.view(before, m, -1, dim).transpose(0, 1).reshape(m, -1, dim)
-        b = torch.bmm(a, weight).view(m, before, k, -1, 2, dim)
-        b = b.permute(1, 0, 2, 4, 3, 5).reshape(before, m * k * 2, -1)
-        return torch.matmul(synthesis, b).view(*x.shape[:axis], n, *after)
+        modes = self.modes if len(active) == len(self.axes) else self.modes[:, active]
+        if len(grid.tables) == 2:
+            return y + _waves(x.flatten(1, 3), modes.flatten(0, 1), *grid.tables).view(x.shape)
+        for i, weight, analysis, synthesis in zip(active, modes.unbind(1), grid.tables[::2],
+                                                  grid.tables[1::2], strict=True):
+            along = x.movedim(self.axes[i] + 1, 3)
+            z = _waves(along.flatten(0, 2), weight, analysis, synthesis)
+            y = y + z.view(along.shape).movedim(3, self.axes[i] + 1)
+        return y
+
+
+def _waves(x, weight, analysis, synthesis):
+    """Tokens (B, n, dim) -> coefficients -> dim x 2 dim for each wave number -> tokens; the
+    synthesis table combines real and imaginary products, so no complex number is ever formed."""
+    a = torch.matmul(analysis, x).unflatten(1, (len(weight), -1))  # (B, waves, k, dim)
+    b = torch.bmm(a.transpose(0, 1).flatten(1, 2), weight)         # (waves, B * k, 2 dim)
+    b = b.unflatten(1, (len(x), -1)).transpose(0, 1)               # (B, waves, k, 2 dim)
+    return torch.matmul(synthesis, b.reshape(len(x), -1, x.shape[-1]))
+
+
+def _all_axes(pairs, modes):
+    """One (analysis, synthesis) over all tokens of a grid with equal sides, from one per axis.
+
+    Rows of the analysis are ordered by wave number, axis, cosine and sine, and the place along the
+    other axes; the columns of the synthesis are those and, last, real and imaginary products.
+    """
+    axes, n = len(pairs), pairs[0][1].shape[0]
+    rest = n ** (axes - 1)
+    place = torch.eye(rest, dtype=torch.float64).view(rest, *[n] * (axes - 1))
+    whole = [[], []]
+    for axis, (analysis, synthesis) in enumerate(pairs):
+        for tables, table in zip(whole, (analysis, synthesis.T), strict=True):
+            spread = torch.tensordot(table.reshape(modes, -1, n), place, dims=0)
+            tables.append(spread.movedim(2, 3 + axis).flatten(3))
+    analysis, synthesis = (torch.stack(tables, 1) for tables in whole)  # (modes, axes, .., rest, N)
+    k = analysis.shape[2]
+    synthesis = synthesis.unflatten(2, (k, 2)).movedim(3, 4)
+    return analysis.flatten(0, 3), synthesis.flatten(0, 4).T.contiguous()
 
 
 def fourier_basis(n, modes, periodic):
