@@ -75,12 +75,15 @@ class Config:
     seed: int = 0
 
     def __post_init__(self):
-        check(self, seconds=(0.1, math.inf), at_once=(1, math.inf))
+        check(self, seconds=(0.1, 1e6), at_once=(1, math.inf), seed=(0, 2**31))
         if self.split not in ("val", "test"):
             raise UsageError(f"--split {self.split}: it is val or test.")
         for task in self.task:
             if task not in TASKS:
                 raise UsageError(f"--task {task}: it is one of {', '.join(TASKS)}.")
+        for model in (*self.models, self.joint):
+            if model.count('"') % 2 or model.count("'") % 2:
+                raise UsageError(f"{model}: a quotation mark is not closed.")
         for model in self.models:
             if model.split()[:1] not in (["operator"], *([name] for name in BASELINES)):
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
@@ -163,7 +166,7 @@ def train_operator(cell, folder, turns):
         flags = {"run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
                  "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
                  "warmup": max(1, round(WARMUP * steps)),
-                 "cache": folder / "cache", "data": cell["folder"]}
+                 "cache": folder / "cache", "data": cell["folder"], "seed": cell["seed"]}
         argv = [item for key, value in flags.items() for item in (f"--{key}", str(value))]
         with swapped(script, **names):
             script.main([*cell["flags"], *argv, "--tasks", *cell["tasks"], *["--compile"] * cuda])
@@ -205,9 +208,11 @@ def digest(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def work(path):
+def work(path, parent):
     """Train the model of one cell."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # do not outlive the benchmark
+    if os.getppid() != int(parent):  # it has died already
+        sys.exit(1)
     cell, folder = json.loads(Path(path).read_text()), Path(path).with_suffix("")
     train = train_operator if cell["kind"] == "operator" else train_baseline
     result = train(cell, folder, Turns(folder.parent))
@@ -259,10 +264,10 @@ def launch(cell, folder):
     if cell["device"] == "CPU":  # threads of several processes on a few cores wait for each other
         environment["OMP_NUM_THREADS"] = "1"
     with open(folder / "log.txt", "w") as log:
-        code = "import sys; from benchmarks.accuracy import work; work(sys.argv[1])"
+        code = "import sys; from benchmarks.accuracy import work; work(*sys.argv[1:])"
         return subprocess.Popen(
-            [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=log, stderr=log,
-            env=os.environ | environment)
+            [sys.executable, "-c", code, str(path), str(os.getpid())], cwd=ROOT, stdout=log,
+            stderr=log, env=os.environ | environment)
 
 
 def report(task, results, out):
@@ -304,7 +309,8 @@ def report(task, results, out):
             compare(model, other)
     try:
         end = "" if first["split"] == "test" else f"_{first['split']}"
-        draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
+        if alone:
+            draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
     except ImportError as error:
         print(f"no picture: {error}")
 
@@ -353,7 +359,10 @@ def main(argv=None):
                 "tasks": some, "seconds": seconds, "seed": cfg.seed, "device": device,
                 "split": cfg.split,
                 "data": {task: data_of(task, cfg) for task in some}}
-        key = digest(cell | {"model": "", "flags": "", "settings": settings(cell)})
+        try:
+            key = digest(cell | {"model": "", "flags": "", "settings": settings(cell)})
+        except UsageError as error:
+            raise UsageError(f"{model}: {error}") from error
         cells[out / f"{'_'.join(some)}_{cell['kind']}_{key}"] = cell
     todo = {f: cell for f, cell in cells.items() if not (f / "result.json").exists()}
     if todo:

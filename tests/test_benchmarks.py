@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 import threading
 import time
 
@@ -122,7 +124,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     """An operator by its own script beside an FNO; then one operator for two tasks."""
     tiny = "--model.depth 1 --model.modes 4 --batch_size 4 --unroll 2"
     models = [f"operator --model.dim 16 {tiny}", f"fno --model.width 8 {tiny}"]
-    common = ["--preset", "small", "--seconds", "0.3", "--out", str(tmp_path)]
+    common = ["--preset", "small", "--seconds", "0.3", "--seed", "3", "--out", str(tmp_path)]
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
     shown = capfd.readouterr().out
     assert "roll-out of operator" in shown and "[" in shown and "params" in shown
@@ -137,6 +139,8 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert all(len(s["rollout"]) == 51 for r in results for s in r["scores"].values())
     assert all(r["parameters"] < 20_000 and 1 < len(r["curve"]) <= 8 for r in results)
     assert all(r["curve"][-1][0] > 0.5 * r["seconds"] for r in results)
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/run/operator/config.json")]
+    assert [config["seed"] for config in configs] == [3, 3, 3]
     assert (tmp_path / "advection1d_0.3s.png").stat().st_size > 10_000
     before = [path.stat().st_mtime_ns for path in found]
     assert not accuracy.main(argv)
@@ -149,11 +153,19 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
+    (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
+    (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test")])
 def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         accuracy.main(["--out", str(tmp_path), *argv])
     assert not (tmp_path / "data").exists()
+
+
+def test_a_training_whose_benchmark_has_died_does_not_begin():
+    code = "from benchmarks.accuracy import work; work('missing.json', 1)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=accuracy.ROOT, capture_output=True)
+    assert done.returncode == 1 and not done.stderr
 
 
 @pytest.mark.parametrize("task", pdebench.ROWS)

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-SMALL = 256  # tokens of a grid whose Fourier series along all axes are taken by one matrix
+SMALL = 256  # tokens of a square grid whose Fourier series are taken by one matrix
 
 
 class Grid(NamedTuple):
@@ -103,13 +103,13 @@ class FourierMixer(nn.Module):
         self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
 
     def tables(self, tokens, periodic):
-        """(analysis, synthesis) for each axis that has more than one token; on a small grid with
-        equal sides one pair for all axes at once: half the launches, and those fill a GPU better.
+        """(analysis, synthesis) for each axis that has more than one token; on a small square grid
+        one pair for both axes at once: half the launches, and those fill a GPU better.
         """
         sizes = [n for n in tokens if n > 1]
         pairs = [fourier_basis(n, len(self.modes), periodic) for n in sizes]
-        if len(sizes) > 1 and len(set(sizes)) == 1 and math.prod(sizes) <= SMALL:
-            pairs = [_all_axes(pairs, len(self.modes))]
+        if len(sizes) == 2 and sizes[0] == sizes[1] and math.prod(sizes) <= SMALL:
+            pairs = [_both_axes(pairs, len(self.modes))]
         return [table for pair in pairs for table in pair]
 
     def forward(self, x, grid):
@@ -124,7 +124,9 @@ class FourierMixer(nn.Module):
             weights.append(sides[i])
         y = F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
 
-        modes = self.modes if len(active) == len(self.axes) else self.modes[:, active]
+        modes = self.modes
+        if len(active) < len(self.axes):
+            modes = torch.stack([modes[:, i] for i in active], 1)
         if len(grid.tables) == 2:
             return y + _waves(x.flatten(1, 3), modes.flatten(0, 1), *grid.tables).view(x.shape)
         for i, weight, analysis, synthesis in zip(active, modes.unbind(1), grid.tables[::2],
@@ -144,23 +146,21 @@ def _waves(x, weight, analysis, synthesis):
     return torch.matmul(synthesis, b.reshape(len(x), -1, x.shape[-1]))
 
 
-def _all_axes(pairs, modes):
-    """One (analysis, synthesis) over all tokens of a grid with equal sides, from one per axis.
+def _both_axes(pairs, modes):
+    """One (analysis, synthesis) over all tokens of a square grid, from one for each axis.
 
     Rows of the analysis are ordered by wave number, axis, cosine and sine, and the place along the
-    other axes; the columns of the synthesis are those and, last, real and imaginary products.
+    other axis; the columns of the synthesis are those and, last, real and imaginary products.
     """
-    axes, n = len(pairs), pairs[0][1].shape[0]
-    rest = n ** (axes - 1)
-    place = torch.eye(rest, dtype=torch.float64).view(rest, *[n] * (axes - 1))
+    n = len(pairs[0][1])
+    place = torch.eye(n, dtype=torch.float64)
     whole = [[], []]
     for axis, (analysis, synthesis) in enumerate(pairs):
         for tables, table in zip(whole, (analysis, synthesis.T), strict=True):
             spread = torch.tensordot(table.reshape(modes, -1, n), place, dims=0)
             tables.append(spread.movedim(2, 3 + axis).flatten(3))
-    analysis, synthesis = (torch.stack(tables, 1) for tables in whole)  # (modes, axes, .., rest, N)
-    k = analysis.shape[2]
-    synthesis = synthesis.unflatten(2, (k, 2)).movedim(3, 4)
+    analysis, synthesis = (torch.stack(tables, 1) for tables in whole)  # (modes, axes, .., n, N)
+    synthesis = synthesis.unflatten(2, (-1, 2)).movedim(3, 4)
     return analysis.flatten(0, 3), synthesis.flatten(0, 4).T.contiguous()
 
 
