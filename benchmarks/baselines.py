@@ -41,6 +41,7 @@ class Recipe:
     noise: float = 0.8      # on the first frame / its change in the step, as in train_operator.py
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
+    shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
 
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
@@ -57,6 +58,7 @@ class FNORecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UNetRecipe(Recipe):
+    shift: bool = True
     model: UNetConfig = UNetConfig()
 
 
@@ -169,12 +171,20 @@ def train_baseline(cell, folder, turns):
     ema = EMA(model, cfg.ema)
     count, frames = u.shape[:2]
     longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
+    free = [axis for axis, name in zip(grid_axes(u[:, 0]), TASKS[task].axes, strict=True)
+            if cfg.shift and fields.spec.boundary == "periodic" and name not in TASKS[task].forced]
 
     def loss_of(unroll):
         row = torch.randint(count, (cfg.batch_size,), device=device)
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         first = first.clamp(max=frames - 1 - unroll)
         window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
+        for axis in free:
+            n = window[0].shape[axis]
+            places = torch.arange(n, device=device) + torch.randint(n, (len(row), 1), device=device)
+            places = (places % n).view([len(row)] + [n if a == axis else 1
+                                                     for a in range(1, window[0].ndim)])
+            window = [frame.take_along_dim(places, axis) for frame in window]
         change = (window[1] - window[0]) / model.std
         change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
         level = noise * change * torch.rand_like(change)

@@ -104,13 +104,15 @@ def test_whoever_times_its_steps_is_alone(tmp_path):
     assert len(at) == 8 * turns.PATIENCE + 1
 
 
-def test_a_short_training_lowers_the_error(tmp_path):
+@pytest.mark.parametrize("model", ["fno --model.depth 1 --model.modes 4", "unet --model.levels 1"])
+def test_a_short_training_lowers_the_error(tmp_path, model):
+    """The U-Net with random shifts along the axis that is not forced."""
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=4, t_end=0.3)
-    flags = ("--model.width 8 --model.depth 1 --model.modes 4 --lr 1e-2 --batch_size 4 --unroll 2 "
-             "--ema 0.5").split()
-    cell = {"tasks": ["ns2d"], "model": "fno", "kind": "fno", "flags": flags, "seconds": 0.5,
+    kind, *flags = model.split()
+    flags += "--model.width 8 --lr 1e-2 --batch_size 4 --unroll 2 --ema 0.5".split()
+    cell = {"tasks": ["ns2d"], "model": model, "kind": kind, "flags": flags, "seconds": 0.5,
             "seed": 0, "folder": tmp_path / "data", "split": "test"}
-    result = baselines.train_baseline(cell, tmp_path / "fno", turns.Turns(tmp_path))
+    result = baselines.train_baseline(cell, tmp_path / "out", turns.Turns(tmp_path))
     fields = open_fields("ns2d", tmp_path / "data")
     u = fields.read(fields.split("test"))
     persistence = nrmse(u[:, :-1], u[:, 1:]).mean()
