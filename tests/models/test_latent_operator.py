@@ -7,9 +7,10 @@ import re
 import pytest
 import torch
 
-from ups.models import layers
+from ups.models import fourier
+from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
-from ups.models.layers import FourierMixer, Grid, WindowAttention, bounded, fourier_basis
+from ups.models.layers import Grid, WindowAttention, bounded
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -202,7 +203,7 @@ def test_waves_along_both_axes_at_once_are_those_along_one_after_the_other(
     mixer = FourierMixer(4, axes, 3, 3).double()
     x = torch.randn(2, *tokens, 4, dtype=torch.float64)
     together = mixer.tables(tokens, periodic)
-    monkeypatch.setattr(layers, "SMALL", 0)
+    monkeypatch.setattr(fourier, "SMALL", 0)
     apart = mixer.tables(tokens, periodic)
     assert len(together) == 2 and len(apart) == 2 * len(axes)
     one, other = (mixer(x, Grid(periodic, tuple(tables))) for tables in (together, apart))

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.models.fourier import FourierMixer
 from ups.models.layers import (
     Block,
-    FourierMixer,
     Grid,
     OwnMixers,
     RotaryAttention,

@@ -1,0 +1,119 @@
+"""Mix the tokens of a grid by truncated Fourier series along each axis and a local convolution.
+
+    analysis -> one matrix per wave number -> synthesis       (F-FNO, Tran et al. 2023)
+
+all of them real matrix products, plus a star-shaped convolution over the nearest tokens.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SMALL = 256  # tokens of a square grid whose Fourier series are taken by one matrix
+
+
+class FourierMixer(nn.Module):
+    """Global mixing by truncated Fourier series along each axis, local mixing by a convolution."""
+
+    def __init__(self, dim, axes, modes, kernel):
+        super().__init__()
+        self.axes, self.reach = axes, kernel // 2
+        taps = 1 + 2 * self.reach * len(axes)
+        self.local = nn.Parameter(torch.randn(dim, taps, dim) / math.sqrt(taps * dim))
+        self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
+
+    def tables(self, tokens, periodic):
+        """(analysis, synthesis) for each axis that has more than one token; on a small square grid
+        one pair for both axes at once: half the launches, and those fill a GPU better.
+        """
+        sizes = [n for n in tokens if n > 1]
+        pairs = [fourier_basis(n, len(self.modes), periodic) for n in sizes]
+        if len(sizes) == 2 and sizes[0] == sizes[1] and math.prod(sizes) <= SMALL:
+            pairs = [_both_axes(pairs, len(self.modes))]
+        return [table for pair in pairs for table in pair]
+
+    def forward(self, x, grid):
+        active = [i for i, axis in enumerate(self.axes) if x.shape[axis + 1] > 1]
+        centre, *sides = self.local.split([1] + [2 * self.reach] * len(self.axes), dim=1)
+        taps, weights = [x], [centre]                       # of the convolution, one matrix product
+        for i in active:
+            axis = self.axes[i] + 1
+            padded = _pad(x, axis, self.reach, grid.periodic)
+            taps += [padded.narrow(axis, o, x.shape[axis])
+                     for o in range(2 * self.reach + 1) if o != self.reach]
+            weights.append(sides[i])
+        y = F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
+
+        modes = self.modes
+        if len(active) < len(self.axes):
+            modes = torch.stack([modes[:, i] for i in active], 1)
+        if len(grid.tables) == 2:
+            return y + _waves(x.flatten(1, 3), modes.flatten(0, 1), *grid.tables).view(x.shape)
+        for i, weight, analysis, synthesis in zip(active, modes.unbind(1), grid.tables[::2],
+                                                  grid.tables[1::2], strict=True):
+            along = x.movedim(self.axes[i] + 1, 3)
+            z = _waves(along.flatten(0, 2), weight, analysis, synthesis)
+            y = y + z.view(along.shape).movedim(3, self.axes[i] + 1)
+        return y
+
+
+def _waves(x, weight, analysis, synthesis):
+    """Tokens (B, n, dim) -> coefficients -> dim x 2 dim for each wave number -> tokens; the
+    synthesis table combines real and imaginary products, so no complex number is ever formed."""
+    a = torch.matmul(analysis, x).unflatten(1, (len(weight), -1))  # (B, waves, k, dim)
+    b = torch.bmm(a.transpose(0, 1).flatten(1, 2), weight)         # (waves, B * k, 2 dim)
+    b = b.unflatten(1, (len(x), -1)).transpose(0, 1)               # (B, waves, k, 2 dim)
+    return torch.matmul(synthesis, b.reshape(len(x), -1, x.shape[-1]))
+
+
+def _both_axes(pairs, modes):
+    """One (analysis, synthesis) over all tokens of a square grid, from one for each axis.
+
+    Rows of the analysis are ordered by wave number, axis, cosine and sine, and the place along the
+    other axis; the columns of the synthesis are those and, last, real and imaginary products.
+    """
+    n = len(pairs[0][1])
+    place = torch.eye(n, dtype=torch.float64)
+    whole = [[], []]
+    for axis, (analysis, synthesis) in enumerate(pairs):
+        for tables, table in zip(whole, (analysis, synthesis.T), strict=True):
+            spread = torch.tensordot(table.reshape(modes, -1, n), place, dims=0)
+            tables.append(spread.movedim(2, 3 + axis).flatten(3))
+    analysis, synthesis = (torch.stack(tables, 1) for tables in whole)  # (modes, axes, .., n, N)
+    synthesis = synthesis.unflatten(2, (-1, 2)).movedim(3, 4)
+    return analysis.flatten(0, 3), synthesis.flatten(0, 4).T.contiguous()
+
+
+def fourier_basis(n, modes, periodic):
+    """Analysis (K, n) and synthesis (n, 2K) of an axis of n tokens, wave numbers 0 <= k < modes.
+
+    Periodic: c = sum x cos, s = sum x sin with angle 2 pi k j / n, and each wave number is mixed by
+    a complex matrix R + i I, which commutes with shifts: out = cos (cR - sI) + sin (sR + cI).
+    Closed: the angle is pi k (j + 1/2) / n, x is analysed in cosines alone (the even extension),
+    and out = cos cR + sin cI, so that odd terms such as a gradient can be expressed.
+    """
+    k = torch.arange(modes, dtype=torch.float64)
+    j = torch.arange(n, dtype=torch.float64)[:, None]
+    angle = 2 * math.pi / n * k * j if periodic else math.pi / n * k * (j + 0.5)
+    last = n / 2 if periodic else n - 1
+    single = (k == 0) | (k == n / 2) & periodic                    # waves without a partner
+    norm = (2 - single.double()) / n * (k <= last)
+    cos, sin = torch.cos(angle), torch.sin(angle)                  # (n, modes)
+    if periodic:
+        analysis = torch.stack([cos * norm, sin * norm], -1)
+        synthesis = torch.stack([cos, sin, sin, -cos], -1)         # c (R, I), s (R, I)
+    else:
+        analysis, synthesis = (cos * norm)[..., None], torch.stack([cos, sin], -1)
+    return analysis.flatten(1).T.contiguous(), synthesis.flatten(1)
+
+
+def _pad(x, axis, reach, periodic):
+    """Extend an axis on both sides: around the circle, or by repeating the last token."""
+    n = x.shape[axis]
+    if periodic:
+        return torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
+    sizes = [reach if a == axis else -1 for a in range(x.ndim)]
+    first, last = x.narrow(axis, 0, 1), x.narrow(axis, n - 1, 1)
+    return torch.cat([first.expand(sizes), x, last.expand(sizes)], axis)
