@@ -119,7 +119,7 @@ def main(argv=None):
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
-        ema = EMA(model, cfg.ema)
+        ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(codec_loss, point=cfg.point_weight, inverse=cfg.inverse_weight)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("index",))

@@ -129,7 +129,7 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         student = accelerator.unwrap_model(model)  # draws members with the weights of `model`
-        ema = EMA(model, cfg.ema)
+        ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))

@@ -132,7 +132,7 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         corrector = accelerator.unwrap_model(model)  # draws members with the weights of `model`
-        ema = EMA(model, cfg.ema)
+        ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(diffusion_loss, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))

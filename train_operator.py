@@ -103,9 +103,11 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
 
 def augmented(batch, tasks):
     """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
-    frames = torch.arange(batch["unroll"] + 1, device=batch["z"].device)
-    begin = batch["begin"].clamp(max=batch["z"].shape[1] - len(frames))
-    z = batch["z"].take_along_dim((begin[:, None] + frames)[..., None, None], 1)
+    z, length = batch["z"], batch["unroll"] + 1
+    if z.shape[1] > length:  # a part of the window
+        begin = batch["begin"].clamp(max=z.shape[1] - length)
+        frames = begin[:, None] + torch.arange(length, device=z.device)
+        z = z.take_along_dim(frames[..., None, None], 1)
     if "shift" in batch:
         z = tasks[batch["task"]].shifted(z, batch["shift"])
     if "noise" not in batch:
@@ -172,7 +174,7 @@ def main(argv=None):
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
-        ema = EMA(model, cfg.ema)
+        ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(operator_loss, tasks=latents.tasks, conserve=cfg.conserve)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,

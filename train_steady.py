@@ -163,7 +163,7 @@ def main(argv=None):
         # prepare
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
-        ema = EMA(model, cfg.ema)
+        ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(steady_loss, task=task, prior=prior, slope=cfg.slope)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,

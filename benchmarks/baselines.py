@@ -168,7 +168,7 @@ def train_baseline(cell, folder, turns):
     else:
         optimizer = torch.optim.AdamW(params, lr, weight_decay=cfg.weight_decay, fused=True,
                                       capturable=True)
-    ema = EMA(model, cfg.ema)
+    ema = EMA(model, cfg.ema, compile=device.type == "cuda")
     count, frames = u.shape[:2]
     longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
     free = [axis for axis, name in zip(grid_axes(u[:, 0]), TASKS[task].axes, strict=True)

@@ -13,15 +13,25 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ups.train.muon import OPTIONS
+
 
 def local(tensors):
     """This rank's part of each tensor, in the same memory."""
     return [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
 
 
+def blend(shadow, params, share):
+    """shadow <- shadow + share (params - shadow), in place."""
+    change = torch._foreach_sub(params, shadow)
+    torch._foreach_mul_(change, share)
+    torch._foreach_add_(shadow, change)
+
+
 class EMA:
-    def __init__(self, model, decay):
+    def __init__(self, model, decay, compile=False):
         self.decay = decay
+        self.blend = torch.compile(blend, dynamic=False, options=OPTIONS) if compile else blend
         self.best_score = float("inf")
         self.shadow = [p.detach().clone() for p in model.parameters()]
         self.best = [s.clone() for s in self.shadow]
@@ -33,9 +43,7 @@ class EMA:
         shadow, params = local(self.shadow), local(model.parameters())
         decay = ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
         self.updates += 1
-        change = torch._foreach_sub(params, shadow)
-        torch._foreach_mul_(change, (1 - decay).to(change[0].dtype))
-        torch._foreach_add_(shadow, change)
+        self.blend(shadow, params, (1 - decay).to(shadow[0].dtype))
 
     @torch.no_grad()
     def keep_best(self, score):
