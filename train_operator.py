@@ -30,7 +30,7 @@ from ups.train.ema import EMA
 from ups.train.muon import Muon
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import up_and_down
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward, Captured, compile_model, fused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,20 +85,23 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
     where padded), so this is |u_hat - u| / |u - mean| over space, and that in units of what a task
     typically changes by in a step.
     """
-    mask = batch["mask"]
     z, z_hat = augmented(batch, tasks)
     loss = 0.0
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
-        error = (mask * (z_hat - z[:, i]) ** 2).sum((1, 2))
-        size = (mask * z[:, i] ** 2).sum((1, 2))
-        loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
+        loss = loss + relative_error(z_hat, z[:, i], batch["mask"])
         if conserve:
             task = tasks[batch["task"]]
             u_hat, u0 = (task.codec.decode(task.trim(x)) for x in (z_hat, z[:, 0]))
             loss = loss + conserve * drift(u_hat[:, None], u0, task.conserved)[:, 0]
     typical = tasks[batch["task"]].restless if tasks else 1.0
     return loss / (batch["unroll"] * typical)
+
+
+@fused
+def relative_error(z_hat, z, mask):
+    error, size = ((mask * x**2).sum((1, 2)) for x in (z_hat - z, z))
+    return (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
 
 
 def augmented(batch, tasks):
@@ -113,10 +116,15 @@ def augmented(batch, tasks):
     if "noise" not in batch:
         return z, z[:, 0]
     white = tasks[batch["task"]].white  # on the grid: channels that count less get more
-    free = batch["noise"] - batch["noise"].mean(1, keepdim=True)  # a moved mean may be for ever
-    change = (batch["mask"] * (z[:, 1] - z[:, 0]) ** 2).sum(-1).mean(1) / batch["mask"].sum()
-    level = batch["level"] * change.sqrt()  # its own: the mean one would drown a faint field
-    return z, z[:, 0] + level[:, None, None] * white * free
+    return z, disturbed(z, batch["mask"], batch["level"], batch["noise"], white)
+
+
+@fused
+def disturbed(z, mask, level, noise, white):
+    free = noise - noise.mean(1, keepdim=True)  # a moved mean may be for ever
+    change = (mask * (z[:, 1] - z[:, 0]) ** 2).sum(-1).mean(1) / mask.sum()
+    level = level * change.sqrt()  # its own: the mean one would drown a faint field
+    return z[:, 0] + level[:, None, None] * white * free
 
 
 def prepared(batch, cfg, tasks):

@@ -15,6 +15,7 @@ from ups.config import UsageError
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec, shifted
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train.step import Captured
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
@@ -226,6 +227,22 @@ def test_noise_is_in_units_of_the_windows_own_change_and_fades():
         share = noise[change > 0] / change[change > 0] / most  # uniform, from 0
         assert 0.9 < share.max() < 1.3 and share.min() < 0.02
         assert share.mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_parts_of_the_loss_are_the_same_compiled(monkeypatch):
+    z, noise = torch.randn(4, 2, 8, 3), torch.randn(4, 8, 3)
+    mask, level, white = torch.tensor([2.0, 1.0, 0.0]), torch.rand(4), torch.tensor([1.0, 2.0, 0.0])
+
+    def values():
+        first = script.disturbed(z, mask, level, noise, white).requires_grad_()
+        error = script.relative_error(first, z[:, 1], mask)
+        return first, error, *torch.autograd.grad(error.sum(), first)
+
+    plain, calls = values(), torch._dynamo.utils.counters["stats"]["calls_captured"]
+    monkeypatch.setattr(Captured, "running", True)
+    for one, other in zip(plain, values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["calls_captured"] > calls  # they were compiled
 
 
 def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():

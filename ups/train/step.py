@@ -44,12 +44,25 @@ def compile_model(model, tasks=1):
     model.compile(dynamic=False)
 
 
+def fused(function):
+    """A function of tensors, compiled for CUDA graphs: its many small kernels become a few."""
+    compiled = torch.compile(function, dynamic=False)
+
+    @functools.wraps(function)
+    def call(*args):
+        return (compiled if Captured.running else function)(*args)
+
+    return call
+
+
 class Captured:
     """`function(*args)` as CUDA graphs, one for each `args`: two calls warm up, the third is
     captured, later ones replay it.
 
     It must work on the same memory in every call; what it returns is overwritten by the next one.
     """
+
+    running = False  # whether some function is warming up or being captured
 
     def __init__(self, function, enabled=True):
         self.function, self.enabled = function, enabled
@@ -63,16 +76,23 @@ class Captured:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                result = self.function(*args)
+                result = self._run(args)
             torch.cuda.current_stream().wait_stream(side)
             return result
         if args not in self.graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self.graphs[args] = graph, self.function(*args)
+                self.graphs[args] = graph, self._run(args)
         graph, result = self.graphs[args]
         graph.replay()
         return result
+
+    def _run(self, args):
+        Captured.running = True
+        try:
+            return self.function(*args)
+        finally:
+            Captured.running = False
 
 
 class Backward:
