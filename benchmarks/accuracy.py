@@ -57,7 +57,6 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
     ("operator", 2): "--ema 0.999 --lr 4e-3 --model.dim 192 --model.kernel 3",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
-    ("fno", "advection1d"): "--rms 0.2",     # alike
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32",
 }
