@@ -116,15 +116,15 @@ def augmented(batch, tasks):
     if "noise" not in batch:
         return z, z[:, 0]
     white = tasks[batch["task"]].white  # on the grid: channels that count less get more
-    return z, disturbed(z, batch["mask"], batch["level"], batch["noise"], white)
+    return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"], white)
 
 
 @fused
-def disturbed(z, mask, level, noise, white):
+def disturbed(z0, z1, mask, level, noise, white):
     free = noise - noise.mean(1, keepdim=True)  # a moved mean may be for ever
-    change = (mask * (z[:, 1] - z[:, 0]) ** 2).sum(-1).mean(1) / mask.sum()
+    change = (mask * (z1 - z0) ** 2).sum(-1).mean(1) / mask.sum()
     level = level * change.sqrt()  # its own: the mean one would drown a faint field
-    return z[:, 0] + level[:, None, None] * white * free
+    return z0 + level[:, None, None] * white * free
 
 
 def prepared(batch, cfg, tasks):

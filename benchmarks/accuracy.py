@@ -23,6 +23,7 @@ tested once (choose settings with --split val, which never sees test):
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import hashlib
 import itertools
 import json
@@ -44,7 +45,6 @@ from ups.config import UsageError, check, command, flat, parse
 from ups.data.tasks import TASKS
 from ups.eval.metrics import NRMSE, interval, resamplings
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
-from ups.train.systems import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = {  # what is changed in the preset medium: sizes for minutes of training
@@ -60,6 +60,9 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32",
 }
+GIVEN = {  # fields of train_operator.Config that the benchmark sets
+    "tasks", "data", "cache", "run", "steps", "warmup", "eval_every", "save_every", "log_every",
+    "val_trajectories", "compile", "dry_run", "seed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,12 @@ class Config:
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
         if self.joint and self.joint.split()[:1] != ["operator"]:
             raise UsageError(f"--joint {self.joint}: it begins with operator.")
+        for model in (*self.models, self.joint):
+            names = [word.split("=")[0].removeprefix("--").removeprefix("no-")
+                     for word in shlex.split(model) if word.startswith("--")]
+            if taken := [name for name in names if name in GIVEN]:
+                raise UsageError(f"{model}: --{taken[0]} is the benchmark's to give; leave it out "
+                                 "(beside --models there are --task, --seconds, --preset, --seed).")
 
 
 # ---- the operator, by its own script
@@ -198,10 +207,8 @@ def settings(cell):
         return flat(parse(BASELINES[cell["kind"]][1], cell["flags"]))
     import train_operator as script
 
-    systems = {field.name for field in dataclasses.fields(RunConfig)}
-    systems |= {"tasks", "steps", "val_trajectories", "warmup"}  # given by the benchmark
     fields = flat(parse(script.Config, cell["flags"]))
-    return {key: value for key, value in fields.items() if key not in systems}
+    return {key: value for key, value in fields.items() if key not in GIVEN}
 
 
 def digest(value):
@@ -254,6 +261,18 @@ def gathered(folders, out):
     return together
 
 
+def reserve(folder):
+    """Keep other calls from training the cell of `folder`, until the file returned is closed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = open(folder.with_suffix(".lock"), "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{folder.name} is being trained by another call; run this one again when "
+                         "that has ended, or give another --out.") from None
+    return lock
+
+
 def launch(cell, folder):
     """Start a process for one cell."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
@@ -301,9 +320,12 @@ def report(task, results, out):
 
     alone = {m: r for m, r in results.items() if len(r["tasks"]) == 1}
     ours = [model for model, r in alone.items() if r["kind"] == "operator"]
-    if theirs := [model for model in alone if model not in ours]:
-        for model in ours:
-            compare(model, min(theirs, key=lambda m: means[m].mean()))
+    theirs = [model for model in alone if model not in ours]
+    for model in [model for model in theirs if not means[model].isfinite().all()]:
+        print(f"{model}: some roll-outs overflow; no ratio to it.")
+        theirs.remove(model)
+    for model in ours if theirs else []:
+        compare(model, min(theirs, key=lambda m: means[m].mean()))
     for model in results.keys() - alone.keys():
         for other in ours[:1]:
             compare(model, other)
@@ -364,14 +386,15 @@ def main(argv=None):
         except UsageError as error:
             raise UsageError(f"{model}: {error}") from error
         cells[out / f"{'_'.join(some)}_{cell['kind']}_{key}"] = cell
-    todo = {f: cell for f, cell in cells.items() if not (f / "result.json").exists()}
+    locks = {f: reserve(f) for f in cells if not (f / "result.json").exists()}
+    todo = {f: cells[f] for f in locks if not (f / "result.json").exists()}  # now nobody else's
     if todo:
         folders = make_data(cfg, out)
     for cell in todo.values():
         some = [folders[task] for task in cell["tasks"]]
         cell["folder"] = str(some[0] if len(some) == 1 else gathered(some, out))
     if todo:
-        print(f"training {len(todo)} models; logs: {out}/*/log.txt", file=sys.stderr)
+        print(f"models to train: {len(todo)}; logs: {out}/*/log.txt", file=sys.stderr)
     jobs, shown = {}, set()
     while len(shown) < len(tasks):
         busy = {folder for folder, job in jobs.items() if job.poll() is None}
@@ -383,12 +406,14 @@ def main(argv=None):
             if task in shown or any(folder in busy or folder in waiting for folder in mine):
                 continue
             shown.add(task)
-            results = [json.loads((f / "result.json").read_text()) for f in mine
-                       if (f / "result.json").exists()]
+            results = {}  # by the names of this call: a stored one may have had another
+            for f in [f for f in mine if (f / "result.json").exists()]:
+                name, cell = cells[f]["model"], cells[f]
+                if len(cell["tasks"]) > 1:
+                    name = f"one {name} for {len(cell['tasks'])} tasks, {cell['seconds']:g} s"
+                results[name] = json.loads((f / "result.json").read_text())
             if results:
-                names = [f"one {r['model']} for {len(r['tasks'])} tasks" if len(r["tasks"]) > 1
-                         else r["model"] for r in results]
-                report(task, dict(zip(names, results, strict=True)), out)
+                report(task, results, out)
         time.sleep(0.2)
     failed = [folder for folder, job in jobs.items() if job.returncode]
     for folder in failed:

@@ -151,12 +151,30 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     changed = cell | {"flags": [*cell["flags"], "--lr", "1e-4"]}
     assert accuracy.settings(changed) != accuracy.settings(cell)
 
+    # a roll-out that overflowed, a name of another day, a cell that another call is training
+    path, = tmp_path.glob("*_fno_*/result.json")
+    result = json.loads(path.read_text()) | {"model": "once"}
+    result["scores"]["advection1d"]["rollout"][0] = float("nan")
+    path.write_text(json.dumps(result))
+    capfd.readouterr()
+    assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
+    shown = capfd.readouterr().out
+    assert f"{models[1]}: some roll-outs overflow" in shown and "roll-out of op" not in shown
+    assert "once" not in shown
+    lock = accuracy.reserve(path.parent)
+    path.unlink()
+    with pytest.raises(UsageError, match="trained by another call"):
+        accuracy.main(["--task", "advection1d", "--models", *models, *common])
+    lock.close()
+
 
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
     (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
+    (["--models", "operator --seed=3"], "--seed is the"),
+    (["--joint", "operator --no-compile"], "--compile is the benchmark's"),
     (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test")])
 def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):

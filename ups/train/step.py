@@ -45,12 +45,17 @@ def compile_model(model, tasks=1):
 
 
 def fused(function):
-    """A function of tensors, compiled for CUDA graphs: its many small kernels become a few."""
+    """A function of tensors, compiled for CUDA graphs: its many small kernels become a few.
+
+    They are made contiguous: else each length of the windows that they are cut from would compile.
+    """
     compiled = torch.compile(function, dynamic=False)
 
     @functools.wraps(function)
-    def call(*args):
-        return (compiled if Captured.running else function)(*args)
+    def call(*tensors):
+        if not Captured.running:
+            return function(*tensors)
+        return compiled(*[x.contiguous() for x in tensors])
 
     return call
 
