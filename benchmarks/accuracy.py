@@ -20,7 +20,6 @@ tested once (choose settings with --split val, which never sees test):
     95 % bootstrap intervals over the test trajectories, and the ratio operator / best baseline.
 """
 
-import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -39,11 +38,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.baselines import BASELINES, MOMENTS, VAL, WARMUP, train_baseline
-from benchmarks.turns import CHUNK, Turns, now, seconds_at, step_times, steps_within
+import train_operator as script
+from benchmarks.baselines import BASELINES, train_baseline
+from benchmarks.ratios import report
+from benchmarks.turns import Turns
+from benchmarks.watched import GIVEN, train_operator
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.tasks import TASKS
-from ups.eval.metrics import NRMSE, interval, resamplings
+from ups.eval.metrics import NRMSE
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,11 +62,6 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32",
 }
-GIVEN = {  # fields of train_operator.Config that the benchmark sets
-    "tasks", "data", "cache", "run", "steps", "warmup", "eval_every", "save_every", "log_every",
-    "val_trajectories", "compile", "dry_run", "seed"}
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     task: tuple[str, ...] = ("burgers1d",)  # one or several
@@ -100,96 +97,6 @@ class Config:
                                  "(beside --models there are --task, --seconds, --preset, --seed).")
 
 
-# ---- the operator, by its own script
-
-
-@contextlib.contextmanager
-def swapped(module, **names):
-    """Watch a script from outside: other names in it, for a while."""
-    before = {name: getattr(module, name) for name in names}
-    vars(module).update(names)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
-
-
-def train_operator(cell, folder, turns):
-    """`train_operator.main` twice: a few steps that compile and are timed, then the training."""
-    from accelerate.state import AcceleratorState
-
-    import train_operator as script
-    from ups.eval.rollout import measure
-    from ups.train.step import Backward
-
-    cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
-    count = len(cell["tasks"])
-    chunk = -(-(CHUNK if cuda else 1) // count) * count  # whole rounds of all tasks
-    few, begin = 20 * chunk, chunk
-    marks, curve, result = [], [], {}
-
-    class Watched(Backward):
-        def __call__(self, batch):
-            """Compile and capture every unroll first: gradients alone, which are overwritten."""
-            if batch["task"] not in vars(self).setdefault("seen", set()):
-                self.seen.add(batch["task"])
-                with turns.outside():
-                    for unroll in range(1, batch["z"].shape[1]):
-                        for _ in range(4 if cuda else 1):
-                            super().__call__(batch | {"unroll": unroll})
-            self.watch(batch)
-            return super().__call__(batch)
-
-    class Probed(Watched):
-        def watch(self, batch):
-            if batch["step"] == begin:
-                alone.enter_context(turns.alone())
-            if batch["step"] >= begin and batch["step"] % chunk == 0:
-                marks.append((batch["step"], batch["unroll"], now()))
-
-    class Paused(Watched):
-        def watch(self, batch):
-            turns.step()
-            self.run.taken = batch["step"] + 1
-
-    def probe_end(*args):
-        marks.append((few, None, now()))
-        alone.close()
-        return {"val/nrmse_rollout": math.inf}
-
-    class Run(script.Run):
-        def log(self, scores):
-            if "val/nrmse_rollout" in scores:
-                curve.append((seconds_at(self.taken, steps, times), scores["val/nrmse_rollout"]))
-            super().log(scores)
-
-    def finish(run, model, tasks):
-        result["parameters"] = sum(p.numel() for p in model.parameters())
-        result["tables"] = {}
-        for index, task in enumerate(tasks):
-            tables = measure(run.accelerator, model, task, index, cell["split"])
-            result["tables"][task.name] = {"rollout": tables["operator"],
-                                           "one_step": tables["one_step"]}
-
-    def main(name, steps, moments, **names):
-        flags = {"run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
-                 "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
-                 "warmup": max(1, round(WARMUP * steps)),
-                 "cache": folder / "cache", "data": cell["folder"], "seed": cell["seed"]}
-        argv = [item for key, value in flags.items() for item in (f"--{key}", str(value))]
-        with swapped(script, **names):
-            script.main([*cell["flags"], *argv, "--tasks", *cell["tasks"], *["--compile"] * cuda])
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-    with alone:
-        main("probe", few, 1, Backward=Probed, evaluate=probe_end, finish_operator=lambda *a: None)
-    times = step_times(marks)
-    steps = steps_within(cell["seconds"], times)
-    main("run", steps, MOMENTS, Backward=Paused, Run=Run, finish_operator=finish)
-    return {"steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
-            "batch_size": settings(cell)["batch_size"]} | result
-
-
 # ---- one cell in a process of its own
 
 
@@ -205,8 +112,6 @@ def settings(cell):
     """Every field that shapes the result, as plain values."""
     if cell["kind"] in BASELINES:
         return flat(parse(BASELINES[cell["kind"]][1], cell["flags"]))
-    import train_operator as script
-
     fields = flat(parse(script.Config, cell["flags"]))
     return {key: value for key, value in fields.items() if key not in GIVEN}
 
@@ -287,83 +192,6 @@ def launch(cell, folder):
         return subprocess.Popen(
             [sys.executable, "-c", code, str(path), str(os.getpid())], cwd=ROOT, stdout=log,
             stderr=log, env=os.environ | environment)
-
-
-def report(task, results, out):
-    """The table of a task, the ratio to the best baseline, and the picture."""
-    first = min(results.values(), key=lambda r: len(r["tasks"]))
-    scores = {model: r["scores"][task] for model, r in results.items()}
-    count, leads = (len(first["scores"][task][key]) for key in ("rollout", "by_lead"))
-    weights = resamplings(count)
-    data = " ".join(f"{key}={value}" for key, value in first["data"][task].items())
-    print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
-          f"{first['at']}\nnRMSE over {count} {first['split']} trajectories, roll-out of {leads} "
-          "steps from the first frame, 95 % intervals (ms: of a step that is not unrolled)")
-    width = max(len(model) for model in results)
-    print(f"{'':{width}} {'params':>9} {'batch':>5} {'steps':>7} {'ms':>5} "
-          f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
-    for model, r in results.items():
-        row = f"{model:{width}} {r['parameters']:9,} {r['batch_size']:5} {r['steps']:7,} "
-        row += f"{r['step_ms']['1']:5.2f}"
-        for name in ("one_step", "rollout"):
-            values = torch.tensor(scores[model][name], dtype=torch.float64)
-            low, high = interval(values[:, None], weights)[:, 0]
-            row += f" {values.mean():9.2e}  [{low:.2e}, {high:.2e}]"
-        print(row)
-    means = {m: torch.tensor(s["rollout"], dtype=torch.float64) for m, s in scores.items()}
-
-    def compare(model, other):
-        ratios = (weights @ means[model]) / (weights @ means[other])
-        low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-        print(f"roll-out of {model} / {other}: {means[model].mean() / means[other].mean():.2f} "
-              f"[{low:.2f}, {high:.2f}]")
-
-    alone = {m: r for m, r in results.items() if len(r["tasks"]) == 1}
-    ours = [model for model, r in alone.items() if r["kind"] == "operator"]
-    theirs = [model for model in alone if model not in ours]
-    for model in [model for model in theirs if not means[model].isfinite().all()]:
-        print(f"{model}: some roll-outs overflow; no ratio to it.")
-        theirs.remove(model)
-    for model in ours if theirs else []:
-        compare(model, min(theirs, key=lambda m: means[m].mean()))
-    for model in results.keys() - alone.keys():
-        for other in ours[:1]:
-            compare(model, other)
-    try:
-        end = "" if first["split"] == "test" else f"_{first['split']}"
-        if alone:
-            draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
-    except ImportError as error:
-        print(f"no picture: {error}")
-
-
-def draw(path, task, results):
-    """Validation error against training time, and error at the end against lead time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for model, r in results.items():
-        label = f"{model} ({r['parameters'] / 1e6:.2g} M)"
-        left.plot(*zip(*r["curve"], strict=True), marker="o", ms=4, lw=1.8, label=label)
-        by_lead = r["scores"][task]["by_lead"]
-        leads = range(1, len(by_lead) + 1)
-        right.plot(leads, by_lead, lw=1.8, marker="o" if len(leads) < 2 else "", label=label)
-    left.set(xlabel="seconds of training", ylabel="nRMSE of the roll-out, val", yscale="log",
-             title="error against training time", xlim=(0, None))
-    first = next(iter(results.values()))
-    right.set(xlabel="step of the roll-out", ylabel=f"nRMSE, {first['split']}", yscale="log",
-              title="error against lead time, at the end")
-    for axis in (left, right):
-        axis.grid(alpha=0.3, which="both", lw=0.5)
-        axis.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False)
-    figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    print(f"picture: {path}")
 
 
 def main(argv=None):

@@ -210,11 +210,12 @@ def train_baseline(cell, folder, turns):
 
     # compile and capture, then time the steps
     step = Captured(step, device.type == "cuda")
-    start = [p.detach().clone() for p in params]
+    start, begin = [p.detach().clone() for p in params], now()
     with turns.outside():
         for k in range(1, longest + 1):
             for _ in range(4 if device.type == "cuda" else 1):
                 step(k)
+    compile_s = now() - begin
     with turns.alone():
         marks, chunk = [], CHUNK if device.type == "cuda" else 1
         for k in range(1, longest + 1):
@@ -253,7 +254,7 @@ def train_baseline(cell, folder, turns):
         export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
     return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
             "steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
-            "tables": {task: tables}}
+            "compile_s": compile_s, "tables": {task: tables}}
 
 
 def load_baseline(folder, device="cpu"):

@@ -130,6 +130,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
     shown = capfd.readouterr().out
     assert "roll-out of operator" in shown and "[" in shown and "params" in shown
+    assert "compile" in shown
     argv = ["--task", "advection1d", "burgers1d", "--models", models[0], "--joint", models[0],
             *common]
     assert not accuracy.main(argv)
@@ -140,6 +141,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert results[0]["seconds"] == 0.6 and results[1]["seconds"] == 0.3
     assert all(len(s["rollout"]) == 51 for r in results for s in r["scores"].values())
     assert all(r["parameters"] < 20_000 and 1 < len(r["curve"]) <= 8 for r in results)
+    assert all(0 < r["compile_s"] < 600 for r in results)
     assert all(r["curve"][-1][0] > 0.5 * r["seconds"] for r in results)
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/run/operator/config.json")]
     assert [config["seed"] for config in configs] == [3, 3, 3]
