@@ -58,6 +58,7 @@ class FNORecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UNetRecipe(Recipe):
+    lr: float = 2e-3
     shift: bool = True
     model: UNetConfig = UNetConfig()
 
