@@ -85,8 +85,7 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
     where padded), so this is |u_hat - u| / |u - mean| over space, and that in units of what a task
     typically changes by in a step.
     """
-    z, z_hat = augmented(batch, tasks)
-    loss = 0.0
+    (z, z_hat), loss = augmented(batch, tasks), 0.0
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         loss = loss + relative_error(z_hat, z[:, i], batch["mask"])
@@ -108,30 +107,27 @@ def augmented(batch, tasks):
     """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
     z, length = batch["z"], batch["unroll"] + 1
     if z.shape[1] > length:  # a part of the window
-        begin = batch["begin"].clamp(max=z.shape[1] - length)
-        frames = begin[:, None] + torch.arange(length, device=z.device)
-        z = z.take_along_dim(frames[..., None, None], 1)
+        begin = batch["begin"].clamp(max=z.shape[1] - length)[:, None, None, None]
+        z = z.take_along_dim(begin + torch.arange(length, device=z.device)[:, None, None], 1)
     if "shift" in batch:
         z = tasks[batch["task"]].shifted(z, batch["shift"])
     if "noise" not in batch:
         return z, z[:, 0]
-    white = tasks[batch["task"]].white  # on the grid: channels that count less get more
-    return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"], white)
+    return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"],
+                        tasks[batch["task"]].white)
 
 
 @fused
 def disturbed(z0, z1, mask, level, noise, white):
-    free = noise - noise.mean(1, keepdim=True)  # a moved mean may be for ever
+    """`white`: on the grid, where channels that count less get more."""
     change = (mask * (z1 - z0) ** 2).sum(-1).mean(1) / mask.sum()
     level = level * change.sqrt()  # its own: the mean one would drown a faint field
+    free = noise - noise.mean(1, keepdim=True)  # a moved mean may be for ever
     return z0 + level[:, None, None] * white * free
 
 
 def prepared(batch, cfg, tasks):
-    """Add what depends on the step: the unroll, and the random numbers of shifts and noise.
-
-    The loss applies them, so that with --compile they are part of its graph.
-    """
+    """Add what depends on the step: the unroll, and random numbers, which the loss applies."""
     longest = batch["z"].shape[1] - 1
     ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))

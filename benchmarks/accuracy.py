@@ -62,6 +62,8 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
     ("unet", 1): "--model.width 64",
     ("unet", 2): "--batch_size 32",
 }
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     task: tuple[str, ...] = ("burgers1d",)  # one or several

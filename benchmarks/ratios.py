@@ -20,7 +20,8 @@ def report(task, results, out):
     print(f"{'':{width}} {'params':>10} {'compile':>7} {'batch':>5} {'steps':>7} {'ms':>5} "
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
     for model, r in results.items():
-        row = f"{model:{width}} {r['parameters']:10,} {r['compile_s']:7.0f} {r['batch_size']:5} "
+        compiled = r.get("compile_s", torch.nan)  # older results lack it
+        row = f"{model:{width}} {r['parameters']:10,} {compiled:7.0f} {r['batch_size']:5} "
         row += f"{r['steps']:7,} {r['step_ms']['1']:5.2f}"
         for name in ("one_step", "rollout"):
             values = torch.tensor(scores[model][name], dtype=torch.float64)
