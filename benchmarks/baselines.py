@@ -58,7 +58,7 @@ class FNORecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class UNetRecipe(Recipe):
-    lr: float = 2e-3
+    lr: float = 5e-4
     shift: bool = True
     model: UNetConfig = UNetConfig()
 
