@@ -54,7 +54,7 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "swe2d": {"samples": 500, "frames": 51},
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
-FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on validation
+FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on val, for 100 s
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 128 "
                      "--model.depth 6",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
