@@ -85,7 +85,8 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
     where padded), so this is |u_hat - u| / |u - mean| over space, and that in units of what a task
     typically changes by in a step.
     """
-    (z, z_hat), loss = augmented(batch, tasks), 0.0
+    z, z_hat = augmented(batch, tasks)
+    loss = 0.0
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         loss = loss + relative_error(z_hat, z[:, i], batch["mask"])
@@ -119,11 +120,10 @@ def augmented(batch, tasks):
 
 @fused
 def disturbed(z0, z1, mask, level, noise, white):
-    """`white`: on the grid, where channels that count less get more."""
+    """`white`: on the grid, where channels that count less get more; a moved mean might stay."""
     change = (mask * (z1 - z0) ** 2).sum(-1).mean(1) / mask.sum()
     level = level * change.sqrt()  # its own: the mean one would drown a faint field
-    free = noise - noise.mean(1, keepdim=True)  # a moved mean may be for ever
-    return z0 + level[:, None, None] * white * free
+    return z0 + level[:, None, None] * white * (noise - noise.mean(1, keepdim=True))
 
 
 def prepared(batch, cfg, tasks):
