@@ -58,7 +58,8 @@ class Config(RunConfig):
     ema: float = 0.99           # decay of the averaged weights
     unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
-    noise: float = 0.8          # on the first frame / its change in the step; fades to a hundredth
+    noise: float = 0.8          # on the first frame / its change in the step
+    fade: float = 0.01          # share of the noise that is left at the end
     shift: bool = True          # random circular shifts of periodic tasks
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -66,12 +67,11 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = ("steps", "batch_size", "unroll", "patch", "stride_x", "stride_t", "early",
-                  "val_trajectories")
+        counts = "steps batch_size unroll patch stride_x stride_t early val_trajectories".split()
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
-              momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf), seed=(0, 2**31),
-              **{name: (1, math.inf) for name in counts})
+              fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
+              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
@@ -135,7 +135,7 @@ def prepared(batch, cfg, tasks):
     if cfg.shift and tasks[batch["task"]].spec.periodic:
         batch["shift"] = draw[:, :3]  # share of each axis
     if cfg.noise:
-        batch["level"] = cfg.noise * 0.01 ** (batch["step"] / cfg.steps) * draw[:, 3]
+        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 3]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

@@ -39,6 +39,7 @@ class Recipe:
     ema: float = 0.999
     unroll: int = 1         # longest, as in train_operator.py
     noise: float = 0.8      # on the first frame / its change in the step, as in train_operator.py
+    fade: float = 0.01      # share of it that is left at the end
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
     tf32: bool = True       # products of the training step, as the operator's
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
@@ -46,7 +47,8 @@ class Recipe:
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
               momentum=(0, 0.99999), weight_decay=(0, 1), grad_clip=(1e-9, math.inf),
-              ema=(0, 0.99999), unroll=(1, math.inf), noise=(0, 10), early=(1, math.inf))
+              ema=(0, 0.99999), unroll=(1, math.inf), noise=(0, 10), fade=(1e-9, 1),
+              early=(1, math.inf))
         if self.optimizer not in ("muon", "adamw"):
             raise UsageError(f"--optimizer {self.optimizer}: it is muon or adamw.")
 
@@ -239,7 +241,7 @@ def train_baseline(cell, folder, turns):
     for k in range(steps):
         turns.step()
         lr.fill_(cfg.lr * up_and_cosine(k, warmup, steps))
-        noise.fill_(cfg.noise * 0.01 ** (k / steps))
+        noise.fill_(cfg.noise * cfg.fade ** (k / steps))
         loss = step(unroll_at(k, steps, longest))
         if k + 1 in moments:
             if not math.isfinite(loss):

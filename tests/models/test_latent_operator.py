@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ups.models import fourier
 from ups.models.fourier import FourierMixer, fourier_basis
@@ -208,6 +209,20 @@ def test_waves_along_both_axes_at_once_are_those_along_one_after_the_other(
     assert len(together) == 2 and len(apart) == 2 * len(axes)
     one, other = (mixer(x, Grid(periodic, tuple(tables))) for tables in (together, apart))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodic):
+    mixer, x = FourierMixer(3, [1, 2], 0, 5).double(), torch.randn(2, 1, 6, 7, 3).double()
+    assert mixer.tables((1, 6, 7), periodic) == []
+    taps = mixer.taps.view(9, 3).T  # the centre, then -2, -1, 1, 2 along each axis
+    star = torch.zeros(3, 1, 5, 5).double()
+    star[:, 0, 2, 2] = taps[:, 0]
+    for k, at in enumerate((0, 1, 3, 4)):
+        star[:, 0, at, 2], star[:, 0, 2, at] = taps[:, 1 + k], taps[:, 5 + k]
+    padded = F.pad(x[:, 0].movedim(-1, 1), (2,) * 4, mode="circular" if periodic else "replicate")
+    expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
+    torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("n, periodic, shifted, reached", [

@@ -2,7 +2,8 @@
 
     analysis -> one matrix per wave number -> synthesis       (F-FNO, Tran et al. 2023)
 
-all of them real matrix products, plus a star-shaped convolution over the nearest tokens.
+all of them real matrix products, plus a star-shaped convolution over the nearest tokens, of each
+channel by itself, and a matrix over the channels (a depthwise separable one, Chollet 2017).
 """
 
 import math
@@ -15,19 +16,25 @@ SMALL = 256  # tokens of a square grid whose Fourier series are taken by one mat
 
 
 class FourierMixer(nn.Module):
-    """Global mixing by truncated Fourier series along each axis, local mixing by a convolution."""
+    """Global mixing by truncated Fourier series along each axis, local mixing by a convolution that
+    weighs the taps of each channel and then mixes the channels; without waves where `modes` is 0.
+    """
 
     def __init__(self, dim, axes, modes, kernel):
         super().__init__()
         self.axes, self.reach = axes, kernel // 2
         taps = 1 + 2 * self.reach * len(axes)
-        self.local = nn.Parameter(torch.randn(dim, taps, dim) / math.sqrt(taps * dim))
-        self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim) / math.sqrt(2 * dim))
+        self.taps = nn.Parameter(torch.randn(taps * dim) / math.sqrt(taps))  # flat: no matrix
+        self.local = nn.Parameter(torch.randn(dim, dim) / math.sqrt(dim))
+        self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim)
+                                  / math.sqrt(2 * dim)) if modes else None
 
     def tables(self, tokens, periodic):
         """(analysis, synthesis) for each axis that has more than one token; on a small square grid
         one pair for both axes at once: half the launches, and those fill a GPU better.
         """
+        if self.modes is None:
+            return []
         sizes = [n for n in tokens if n > 1]
         pairs = [fourier_basis(n, len(self.modes), periodic) for n in sizes]
         if len(sizes) == 2 and sizes[0] == sizes[1] and math.prod(sizes) <= SMALL:
@@ -36,15 +43,18 @@ class FourierMixer(nn.Module):
 
     def forward(self, x, grid):
         active = [i for i, axis in enumerate(self.axes) if x.shape[axis + 1] > 1]
-        centre, *sides = self.local.split([1] + [2 * self.reach] * len(self.axes), dim=1)
-        taps, weights = [x], [centre]                       # of the convolution, one matrix product
+        centre, *sides = self.taps.view(-1, x.shape[-1]).split(
+            [1] + [2 * self.reach] * len(self.axes))
+        taps, weights = [x], [centre]
         for i in active:
             axis = self.axes[i] + 1
             padded = _pad(x, axis, self.reach, grid.periodic)
             taps += [padded.narrow(axis, o, x.shape[axis])
                      for o in range(2 * self.reach + 1) if o != self.reach]
             weights.append(sides[i])
-        y = F.linear(torch.cat(taps, -1), torch.cat(weights, 1).flatten(1))
+        y = F.linear(sum(map(torch.mul, taps, torch.cat(weights))), self.local)
+        if self.modes is None:
+            return y
 
         modes = self.modes
         if len(active) < len(self.axes):

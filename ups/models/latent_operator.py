@@ -32,7 +32,7 @@ from ups.models.layers import (
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
-LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": 1, "kernel": 1, "heads": 1, "window": 1,
+LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": 0, "kernel": 1, "heads": 1, "window": 1,
          "levels": 0}
 
 
@@ -43,7 +43,7 @@ class OperatorConfig:
     depth: int = 4          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: int = 8          # fourier: wave numbers kept along each axis
+    modes: int = 8          # fourier: wave numbers kept along each axis; 0 suits long 1-D trainings
     kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
