@@ -61,7 +61,7 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
                      "--model.kernel 3",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
-    ("unet", 1): "--model.width 64",
+    ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", 2): "--batch_size 32",
 }
 
@@ -247,6 +247,8 @@ def main(argv=None):
             if results:
                 report(task, results, out)
         time.sleep(0.2)
+    for lock in locks.values():
+        lock.close()
     failed = [folder for folder, job in jobs.items() if job.returncode]
     for folder in failed:
         tail = (folder / "log.txt").read_text().splitlines()[-3:]
