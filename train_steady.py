@@ -46,7 +46,7 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto, and the coordinates of u, may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
-    model: OperatorConfig = OperatorConfig(kernel=3, norm="layer")  # of the mean
+    model: OperatorConfig = OperatorConfig(depth=4, kernel=3, norm="layer")  # of the mean
     denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
     # optimisation
     steps: int = 4000           # optimizer steps

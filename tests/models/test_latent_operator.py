@@ -177,7 +177,7 @@ def test_wrong_configurations_are_refused():
     with pytest.raises(ValueError, match="multiple of 2 \\* heads"):
         OperatorConfig(dim=36, heads=8)
     with pytest.raises(ValueError, match="depth 4 must be at least 5"):
-        OperatorConfig(body="pdet", levels=2)
+        OperatorConfig(body="pdet", depth=4, levels=2)
     with pytest.raises(ValueError, match="mlp_ratio must be at least 0.1, not nan"):
         OperatorConfig(mlp_ratio=float("nan"))
 
@@ -223,6 +223,18 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
     padded = F.pad(x[:, 0].movedim(-1, 1), (2,) * 4, mode="circular" if periodic else "replicate")
     expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
     torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [MIX, MIX[::-1]])
+def test_by_default_tasks_of_one_axis_have_no_waves(order):
+    model = make("fourier", order, modes=-1)
+    for index, spec in enumerate(order):
+        modes = model.body.stages[0][0].mixer[index].modes
+        assert (modes is None) if spec is LINE else (len(modes) == 8)
+        twice = tuple(n if n == 1 else 2 * n for n in spec.tokens)
+        for tokens in (spec.tokens, twice):  # a grid that is known, and one that is new
+            z0, dt, cond = batch(model, index, tokens)
+            assert model(z0, dt, cond, index, tokens).sub(z0).norm() > 0.1
 
 
 @pytest.mark.parametrize("n, periodic, shifted, reached", [

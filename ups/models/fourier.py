@@ -18,11 +18,14 @@ SMALL = 256  # tokens of a square grid whose Fourier series are taken by one mat
 class FourierMixer(nn.Module):
     """Global mixing by truncated Fourier series along each axis, local mixing by a convolution that
     weighs the taps of each channel and then mixes the channels; without waves where `modes` is 0.
+
+    -1 stands for 8 modes, in 1-D for 0: there waves make long trainings worse.
     """
 
     def __init__(self, dim, axes, modes, kernel):
         super().__init__()
         self.axes, self.reach = axes, kernel // 2
+        modes = (8 if len(axes) > 1 else 0) if modes < 0 else modes
         taps = 1 + 2 * self.reach * len(axes)
         self.taps = nn.Parameter(torch.randn(taps * dim) / math.sqrt(taps))  # flat: no matrix
         self.local = nn.Parameter(torch.randn(dim, dim) / math.sqrt(dim))
