@@ -49,7 +49,7 @@ class Config(RunConfig):
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 4e-3            # highest learning rate
+    lr: float = 8e-3            # highest learning rate
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
     momentum: float = 0.98      # of Muon; 0.95 is better below some 1000 steps
     weight_decay: float = 1e-5

@@ -225,16 +225,11 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
     torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("order", [MIX, MIX[::-1]])
-def test_by_default_tasks_of_one_axis_have_no_waves(order):
-    model = make("fourier", order, modes=-1)
-    for index, spec in enumerate(order):
-        modes = model.body.stages[0][0].mixer[index].modes
-        assert (modes is None) if spec is LINE else (len(modes) == 8)
-        twice = tuple(n if n == 1 else 2 * n for n in spec.tokens)
-        for tokens in (spec.tokens, twice):  # a grid that is known, and one that is new
-            z0, dt, cond = batch(model, index, tokens)
-            assert model(z0, dt, cond, index, tokens).sub(z0).norm() > 0.1
+@pytest.mark.parametrize("modes", [0, 8])
+def test_a_single_token_mixes_its_channels(modes):
+    model = make("fourier", [TaskSpec("dot", (1, 1, 1), 4, True)], modes=modes)
+    z0, dt, cond = batch(model)
+    assert (model(z0, dt, cond) - z0).norm() > 0.1
 
 
 @pytest.mark.parametrize("n, periodic, shifted, reached", [

@@ -17,17 +17,16 @@ SMALL = 256  # tokens of a square grid whose Fourier series are taken by one mat
 
 class FourierMixer(nn.Module):
     """Global mixing by truncated Fourier series along each axis, local mixing by a convolution that
-    weighs the taps of each channel and then mixes the channels; without waves where `modes` is 0.
+    weighs the taps of each channel and then mixes the channels.
 
-    -1 stands for 8 modes, in 1-D for 0: there waves make long trainings worse.
+    With 0 `modes` there are no waves, and nothing is seen beyond kernel // 2 tokens in each block.
     """
 
     def __init__(self, dim, axes, modes, kernel):
         super().__init__()
         self.axes, self.reach = axes, kernel // 2
-        modes = (8 if len(axes) > 1 else 0) if modes < 0 else modes
         taps = 1 + 2 * self.reach * len(axes)
-        self.taps = nn.Parameter(torch.randn(taps * dim) / math.sqrt(taps))  # flat: no matrix
+        self.taps = nn.Parameter(torch.randn(taps * dim) / math.sqrt(taps))  # flat, so AdamW's
         self.local = nn.Parameter(torch.randn(dim, dim) / math.sqrt(dim))
         self.modes = nn.Parameter(torch.randn(modes, len(axes), dim, 2 * dim)
                                   / math.sqrt(2 * dim)) if modes else None
@@ -56,7 +55,7 @@ class FourierMixer(nn.Module):
                      for o in range(2 * self.reach + 1) if o != self.reach]
             weights.append(sides[i])
         y = F.linear(sum(map(torch.mul, taps, torch.cat(weights))), self.local)
-        if self.modes is None:
+        if self.modes is None or not active:
             return y
 
         modes = self.modes

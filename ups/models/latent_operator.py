@@ -4,7 +4,7 @@ The last layer of the update starts at zero and nothing follows it, so that the 
 the identity and "no change" can always be expressed. `dt`, the PDE's named parameters, the boundary
 and the task become one vector c that modulates every block. Three bodies share the interface:
 
-    fourier   blocks that mix by truncated Fourier series and local convolution
+    fourier   blocks that mix by local convolution and (but for `modes` 0) truncated Fourier series
     plain     blocks of full attention with rotary positions
     pdet      a U of windowed-attention blocks: tokens merge in pairs along every axis, split again
 
@@ -32,7 +32,7 @@ from ups.models.layers import (
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
-LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": -1, "kernel": 1, "heads": 1, "window": 1,
+LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": 0, "kernel": 1, "heads": 1, "window": 1,
          "levels": 0}
 
 
@@ -43,7 +43,7 @@ class OperatorConfig:
     depth: int = 6          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: int = -1         # fourier: wave numbers kept along each axis; -1: 8, in 1-D none
+    modes: int = 8          # fourier: wave numbers kept along each axis; 0 suits slow 1-D problems
     kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
@@ -162,10 +162,10 @@ class TokenBody(nn.Module):
             for s in range(levels))
 
         self.known = {}  # (tokens, periodic, forced) -> names of the buffers, level by level
-        for index, task in enumerate(self.tasks):
+        for task in self.tasks:
             grid = (tuple(task.tokens), task.periodic, tuple(task.forced))
             if grid not in self.known:
-                tables, g = self._tables(index, *grid), len(self.known)
+                tables, g = self._tables(*grid), len(self.known)
                 self.known[grid] = [[f"grid{g}_{i}_{j}" for j in range(len(row))]
                                     for i, row in enumerate(tables)]
                 for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
@@ -191,7 +191,7 @@ class TokenBody(nn.Module):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
         if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
             raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
-        (places,), *tables = self._lookup(task, tokens, spec.periodic, spec.forced, x)
+        (places,), *tables = self._lookup(tokens, spec.periodic, spec.forced, x)
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
         closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
@@ -215,20 +215,18 @@ class TokenBody(nn.Module):
                 x = block(x, c, grids[level])
         return self.out[task](x).flatten(1, 3)
 
-    def _lookup(self, task, tokens, periodic, forced, x):
+    def _lookup(self, tokens, periodic, forced, x):
         """Tables of a grid: the buffers where it is a task's own, else made now."""
         grid = (tokens, periodic, tuple(forced))
         if grid in self.known:
             return [[getattr(self, name) for name in row] for row in self.known[grid]]
-        return [[table.to(x) for table in row] for row in self._tables(task, *grid)]
+        return [[table.to(x) for table in row] for row in self._tables(*grid)]
 
-    def _tables(self, task, tokens, periodic, forced):
+    def _tables(self, tokens, periodic, forced):
         """The positions, then for each level what its mixers need."""
         rows = [[self._places(tokens, periodic, forced)]]
         for level in range(max(self.levels) + 1):
-            mixer = self.stages[level][0].mixer
-            mixer = mixer[task] if isinstance(mixer, OwnMixers) else mixer
-            rows.append(mixer.tables(tokens, periodic))
+            rows.append(self.stages[level][0].mixer.tables(tokens, periodic))
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows
 

@@ -6,7 +6,7 @@ Every direction of the update has the same size, so that rare directions of the 
 as fast as the dominant ones. U V^T comes from five Newton-Schulz steps on G' / |G'|: odd
 polynomials that send all singular values near one, in matrix products alone. `scale` gives entries
 a root mean square of `rms`, so that one learning rate serves both this and AdamW, which takes all
-other weights: biases, embeddings, the first and the last layer.
+other weights: biases, taps, embeddings, the first and the last layer.
 """
 
 import torch
