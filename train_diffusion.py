@@ -40,7 +40,7 @@ class Config(RunConfig):
     # data: tasks, strides and codec are the operator's
     start_every: int = 10       # roll-outs of the operator start at every n-th frame
     # model
-    model: OperatorConfig = OperatorConfig(depth=4)
+    model: OperatorConfig = OperatorConfig(depth=4)  # six blocks, as the operator has: not tried
     # optimisation
     steps: int = 1000           # optimizer steps
     batch_size: int = 64        # global: the number of processes does not change it
