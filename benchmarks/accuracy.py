@@ -57,8 +57,7 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
 FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on val, for 100 s
     ("operator", 1): "--batch_size 128 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 "
                      "--model.dim 128 --model.depth 8 --model.modes 0",
-    ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.depth 6 "
-                     "--model.kernel 3",
+    ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",

@@ -54,7 +54,8 @@ class FourierMixer(nn.Module):
             taps += [padded.narrow(axis, o, x.shape[axis])
                      for o in range(2 * self.reach + 1) if o != self.reach]
             weights.append(sides[i])
-        y = F.linear(sum(map(torch.mul, taps, torch.cat(weights))), self.local)
+        near = sum(tap * weight for tap, weight in zip(taps, torch.cat(weights), strict=True))
+        y = F.linear(near, self.local)
         if self.modes is None or not active:
             return y
 
