@@ -124,7 +124,7 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.net.body.stages, lr, weight_decay=cfg.weight_decay,
+        optimizer = Muon(model, model.net.body.hidden, lr, weight_decay=cfg.weight_decay,
                          compile=run.graphs)
         scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 

@@ -5,13 +5,12 @@
     accelerate launch --config_file accelerate_configs/2gpu.yaml train_operator.py --compile
 
 Run the same command again to resume. Data, codec and latent cache are made where they are missing.
-Writes runs/NAME/operator/: metrics.jsonl, checkpoints/, model/ (best average by validation),
-test.json and rollout.png.
+Writes into runs/NAME/operator/: metrics.jsonl, checkpoints/, model/, test.json and rollout.png.
 """
 
 import dataclasses
-import functools
 import math
+from functools import partial
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -61,6 +60,7 @@ class Config(RunConfig):
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
     shift: bool = True          # random circular shifts of periodic tasks
+    power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
     seed: int = 0               # of weights, batches, shifts and noise
@@ -71,14 +71,14 @@ class Config(RunConfig):
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+              power=(0.5, 4), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 
 
-def operator_loss(model, batch, tasks=(), conserve=0.0):
+def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
     """Relative error of each unrolled step, mean over the steps, 1 for persistence: (B,).
 
     `mask` weighs the latent channels by their share of the norm of the normalised field (zero
@@ -95,7 +95,7 @@ def operator_loss(model, batch, tasks=(), conserve=0.0):
             u_hat, u0 = (task.codec.decode(task.trim(x)) for x in (z_hat, z[:, 0]))
             loss = loss + conserve * drift(u_hat[:, None], u0, task.conserved)[:, 0]
     typical = tasks[batch["task"]].restless if tasks else 1.0
-    return loss / (batch["unroll"] * typical)
+    return (loss / (batch["unroll"] * typical)) ** power
 
 
 @fused
@@ -171,7 +171,7 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.body.stages, lr, rms=cfg.rms, momentum=cfg.momentum,
+        optimizer = Muon(model, model.body.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=run.graphs)
         scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
@@ -179,7 +179,7 @@ def main(argv=None):
         model, optimizer, scheduler, loader = accelerator.prepare(
             model, optimizer, scheduler, loader)
         ema = EMA(model, cfg.ema, compile=run.graphs)
-        loss = functools.partial(operator_loss, tasks=latents.tasks, conserve=cfg.conserve)
+        loss = partial(operator_loss, tasks=latents.tasks, conserve=cfg.conserve, power=cfg.power)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
         run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
                    backward=backward, lineage=latents.lineage)

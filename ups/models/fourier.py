@@ -45,16 +45,17 @@ class FourierMixer(nn.Module):
 
     def forward(self, x, grid):
         active = [i for i, axis in enumerate(self.axes) if x.shape[axis + 1] > 1]
-        centre, *sides = self.taps.view(-1, x.shape[-1]).split(
-            [1] + [2 * self.reach] * len(self.axes))
-        taps, weights = [x], [centre]
+        taps, kept = [x], [0]
         for i in active:
             axis = self.axes[i] + 1
             padded = _pad(x, axis, self.reach, grid.periodic)
             taps += [padded.narrow(axis, o, x.shape[axis])
                      for o in range(2 * self.reach + 1) if o != self.reach]
-            weights.append(sides[i])
-        near = sum(tap * weight for tap, weight in zip(taps, torch.cat(weights), strict=True))
+            kept += range(1 + 2 * self.reach * i, 1 + 2 * self.reach * (i + 1))
+        weights = self.taps.view(-1, x.shape[-1])
+        if len(kept) < len(weights):
+            weights = weights[kept]
+        near = sum(tap * weight for tap, weight in zip(taps, weights, strict=True))
         y = F.linear(near, self.local)
         if self.modes is None or not active:
             return y

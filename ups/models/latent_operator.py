@@ -154,6 +154,11 @@ class TokenBody(nn.Module):
         self.stages = nn.ModuleList(
             nn.ModuleList(self._block(dim << level, next(index)) for _ in range(count))
             for level, count in zip(self.levels, counts, strict=True))
+        self.modulation = nn.ModuleList(
+            nn.Linear(dim, 6 * dim << level)
+            for level, count in zip(self.levels, counts, strict=True) for _ in range(count))
+        for p in self.modulation.parameters():
+            nn.init.zeros_(p)
         self.merge = nn.ParameterList(
             torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + len(self.axes))
             for s in range(levels))
@@ -181,7 +186,12 @@ class TokenBody(nn.Module):
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
-        return Block(dim, c.dim, mixer, c.mlp_ratio, c.norm)
+        return Block(dim, mixer, c.mlp_ratio, c.norm)
+
+    @property
+    def hidden(self):
+        """The layers between the first and the last one, whose matrices are Muon's."""
+        return nn.ModuleList([self.stages, self.modulation])
 
     def forward(self, x, scalars, cond, task=0, tokens=None):
         """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
@@ -200,6 +210,7 @@ class TokenBody(nn.Module):
         features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
         # bounded: it grew twentyfold in long runs, and every step on the gates is in its units
         c = bounded(self.condition(features) + self.task[task], 1.0)
+        modulations = iter(self._modulations(c))
 
         x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
@@ -212,8 +223,15 @@ class TokenBody(nn.Module):
                 skip = skips.pop()
                 x = skip + _split(x, self.split[level], skip.shape[1:4])
             for block in blocks:
-                x = block(x, c, grids[level])
+                x = block(x, next(modulations), grids[level])
         return self.out[task](x).flatten(1, 3)
+
+    def _modulations(self, c):
+        """What each block is modulated by, (B, 6 dim), of all in one product: fewer launches."""
+        weight, bias = (torch.cat(list(group)) for group in zip(
+            *[(layer.weight, layer.bias) for layer in self.modulation], strict=True))
+        sizes = [len(layer.bias) for layer in self.modulation]
+        return F.linear(F.silu(c), weight, bias).split(sizes, -1)
 
     def _lookup(self, tokens, periodic, forced, x):
         """Tables of a grid: the buffers where it is a task's own, else made now."""

@@ -2,7 +2,7 @@
 
 Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the problem has fewer:
 
-    x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate = linear(c)
+    x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate: from the body
     x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
 
 Amplitudes are what a time step is about, and a layer norm takes them away: errors of roll-outs are
@@ -37,19 +37,16 @@ class Grid(NamedTuple):
 
 
 class Block(nn.Module):
-    """One residual block; its modulation starts at zero, so that it starts as the identity."""
+    """One residual block; with a modulation of zero it is the identity."""
 
-    def __init__(self, dim, cond_dim, mixer, mlp_ratio, norm):
+    def __init__(self, dim, mixer, mlp_ratio, norm):
         super().__init__()
         self.mixer, self.layer = mixer, norm == "layer"
         self.mlp = GatedMLP(dim, int(dim * mlp_ratio), bound=norm == "bounded")
-        self.modulation = nn.Linear(cond_dim, 6 * dim)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x, c, grid):
-        """x (B, X, Y, Z, dim), c (B, cond_dim) -> (B, X, Y, Z, dim)"""
-        m = self.modulation(F.silu(c))[:, None, None, None].chunk(6, dim=-1)
+    def forward(self, x, modulation, grid):
+        """x (B, X, Y, Z, dim), modulation (B, 6 dim) -> (B, X, Y, Z, dim)"""
+        m = modulation[:, None, None, None].chunk(6, dim=-1)
         y = torch.addcmul(m[0], self.norm(x), 1 + m[1])
         x = torch.addcmul(x, m[2], self.mixer(y, grid))
         y = torch.addcmul(m[3], self.norm(x), 1 + m[4])
