@@ -39,7 +39,7 @@ from ups.train.step import Backward, Captured, compile_model
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
-    tf32: bool = False          # TF32 would cost the very digits that a codec is judged by
+    tf32: str = "none"          # TF32 would cost the very digits that a codec is judged by
     # data
     tasks: tuple[str, ...] = ("burgers1d",)  # one task: a codec belongs to one
     stride_x: int = 1           # take every n-th grid point; any-point decoding is judged on all

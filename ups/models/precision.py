@@ -4,6 +4,12 @@ import contextlib
 
 import torch
 
+TF32 = {  # of a training step on CUDA: how forward and backward multiply
+    "all": ("high", "high"),
+    "backward": ("highest", "high"),  # where errors are so small that rounding would hide them
+    "none": ("highest", "highest"),
+}
+
 
 @contextlib.contextmanager
 def products(precision):

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
 
-from ups.models.precision import products
+from ups.models.precision import TF32, products
 from ups.train.policy import PeerFailed
 
 OUT_OF_MEMORY = (
@@ -114,8 +114,7 @@ class Backward:
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.micro_batch, self.shared = micro_batch, shared
-        tf32 = run.cfg.tf32 and self.accelerator.device.type == "cuda"
-        self.precision = "high" if tf32 else "highest"
+        self.precisions = TF32[run.cfg.tf32 if self.accelerator.device.type == "cuda" else "none"]
         self.splits = 0  # how often memory ran out so far, on any rank
         self.graphs = {} if graphs else None  # shape -> (its inputs, its computation)
         params = [p for p in model.parameters() if p.requires_grad]
@@ -184,10 +183,12 @@ class Backward:
     def _chunk(self, chunk, rows):
         world = self.accelerator.num_processes
         sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
-        with sync, products(self.precision):
-            loss = self.loss(self.model, chunk).sum() / (rows * world)
-            # FSDP2 averages the gradients over the processes, we want their sum
-            self.accelerator.backward(loss * world if self.sharded else loss)
+        forward, backward = map(products, self.precisions)
+        with sync:
+            with forward:
+                loss = self.loss(self.model, chunk).sum() / (rows * world)
+            with backward:  # FSDP2 averages the gradients over the processes, we want their sum
+                self.accelerator.backward(loss * world if self.sharded else loss)
         self.flat[-1] += loss.detach()
         if not self.sharded:  # collect the gradients, all in one launch
             self.used[chunk.get("task")] = used = [

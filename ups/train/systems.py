@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from ups.config import UsageError, check
+from ups.models.precision import TF32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class RunConfig:
     resident: float = 16.0       # GB of latents that may lie on a GPU; more are memory-mapped
     workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
     prefetch: int = 2            # batches that each worker keeps ready
-    tf32: bool = True            # CUDA: products of the training step in TF32; all else is float32
+    tf32: str = "all"            # CUDA: products of a training step in TF32: all, backward or none
     compile: bool = False        # compile the model; on CUDA also replay the step as a graph
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
@@ -30,6 +31,8 @@ class RunConfig:
         counts = ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout")
         check(self, micro_batch=(0, math.inf), resident=(0, math.inf), workers=(0, math.inf),
               **{name: (1, math.inf) for name in counts})
+        if self.tf32 not in TF32:
+            raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
         for name in ("run", "data", "cache"):
             if not getattr(self, name):
                 raise UsageError(f"--{name} must name a folder.")
