@@ -55,12 +55,14 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
 FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on val, for 100 s
-    ("operator", 1): "--batch_size 128 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 "
+    ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
                      "--model.dim 128 --model.depth 8 --model.modes 0",
+    ("operator", "advection1d"): "--power 2",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
+    ("unet", "advection1d"): "--power 2",
     ("unet", 2): "--batch_size 32",
 }
 
@@ -104,10 +106,11 @@ class Config:
 
 
 def flags_of(model, tasks):
-    """What is set for a kind of model and number of axes, for the task, then by the user."""
+    """What is set for a kind of model and number of axes, for a single task, then by the user."""
     kind, *more = shlex.split(model)
     axes = max(len(TASKS[task].axes) for task in tasks)
-    known = [FLAGS.get((kind, key), "") for key in (axes, *tasks)]
+    keys = [axes, *tasks] if len(tasks) == 1 else [axes]
+    known = [FLAGS.get((kind, key), "") for key in keys]
     return [*shlex.split(" ".join(known)), *more]
 
 

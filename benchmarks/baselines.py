@@ -20,7 +20,7 @@ from ups.config import UsageError, check, parse
 from ups.data.fields import open_fields
 from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
-from ups.models.precision import products
+from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
@@ -41,16 +41,19 @@ class Recipe:
     noise: float = 0.8      # on the first frame / its change in the step, as in train_operator.py
     fade: float = 0.01      # share of it that is left at the end
     early: int = 8          # how often windows begin at the first frame, as in train_operator.py
-    tf32: bool = True       # products of the training step, as the operator's
+    power: float = 1.0      # of the relative error in the loss
+    tf32: str = "all"       # products of the training step, as the operator's
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
 
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
               momentum=(0, 0.99999), weight_decay=(0, 1), grad_clip=(1e-9, math.inf),
               ema=(0, 0.99999), unroll=(1, math.inf), noise=(0, 10), fade=(1e-9, 1),
-              early=(1, math.inf))
+              early=(1, math.inf), power=(0.5, 4))
         if self.optimizer not in ("muon", "adamw"):
             raise UsageError(f"--optimizer {self.optimizer}: it is muon or adamw.")
+        if self.tf32 not in TF32:
+            raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,13 +201,15 @@ def train_baseline(cell, folder, turns):
             p = model(p, c)
             error = ((p - y) / model.std).flatten(1).square().sum(1)
             size = ((y - model.mean) / model.std).flatten(1).square().sum(1)
-            loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt().mean()
-        return loss / unroll
+            loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt()
+        return (loss / unroll).pow(cfg.power).mean()
 
     def step(unroll):
         model.zero_grad()
-        with products("high" if cfg.tf32 and device.type == "cuda" else "highest"):
+        forward, backward = map(products, TF32[cfg.tf32 if device.type == "cuda" else "none"])
+        with forward:
             loss = loss_of(unroll)
+        with backward:
             loss.backward()
         nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()

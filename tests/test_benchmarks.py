@@ -178,10 +178,17 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     lock.close()
 
 
+def test_a_joint_operator_has_no_flags_of_a_single_task():
+    assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--power", "2"]
+    joint = accuracy.flags_of("operator --patch 2", ["advection1d", "ns2d"])
+    assert joint == [*accuracy.flags_of("operator", ["ns2d"]), "--patch", "2"]
+
+
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
     (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
+    (["--models", "unet --tf32 half"], "unet --tf32 half: --tf32 half: it is all, backward, none"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),

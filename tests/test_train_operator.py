@@ -1,5 +1,6 @@
 """The main script on tiny data: from nothing to a table, one and two processes, wrong use."""
 
+import contextlib
 import json
 import shutil
 import types
@@ -15,7 +16,7 @@ from ups.config import UsageError
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec, shifted
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
-from ups.train.step import Captured
+from ups.train.step import Backward, Captured
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
@@ -129,6 +130,7 @@ def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
     (["--steps", "0"], "--steps must be at least 1"),
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
+    (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     if "nu=7" in more[1]:
@@ -202,8 +204,35 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
     rms = z[:, 0].square().mean((1, 2)).sqrt()
     assert torch.allclose(gap, 2.0 * 0.3 / rms, rtol=1e-4)
     task.conserved = []
-    assert torch.equal(script.operator_loss(model, batch, [task], 2.0),
-                       script.operator_loss(model, batch))
+    plain = script.operator_loss(model, batch)
+    assert torch.equal(script.operator_loss(model, batch, [task], 2.0), plain)
+    assert torch.allclose(script.operator_loss(model, batch, [task], power=2.0), plain**2)
+
+
+@pytest.mark.parametrize("tf32, expected", [("all", ["high", "high"]), ("none", ["highest"] * 2),
+                                            ("backward", ["highest", "high"])])
+def test_tf32_may_be_for_the_backward_pass_alone(tf32, expected):
+    seen = []
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(torch.get_float32_matmul_precision())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(torch.get_float32_matmul_precision())
+            return grad
+
+    model = torch.nn.Linear(2, 1)
+    accelerator = types.SimpleNamespace(
+        num_processes=1, device=torch.device("cuda"), distributed_type=None,
+        no_sync=lambda model: contextlib.nullcontext(), backward=lambda loss: loss.backward())
+    run = types.SimpleNamespace(cfg=types.SimpleNamespace(tf32=tf32), accelerator=accelerator)
+    step = Backward(run, model, lambda model, chunk: Seen.apply(model(chunk["x"]))[:, 0])
+    step._chunk({"x": torch.ones(3, 2)}, rows=3)
+    assert seen == expected and torch.get_float32_matmul_precision() == "highest"
 
 
 def test_noise_is_in_units_of_the_windows_own_change_and_fades():
