@@ -66,7 +66,7 @@ def student_loss(model, batch, teacher, tasks):
     """Distance (B,) of the student's jumps to the end of the teacher's trajectory."""
     z = batch["z"][:, :2]  # the truth is not needed
     if "shift" in batch:
-        z = tasks[batch["task"]].shifted(z, batch["shift"])
+        z = tasks[batch["task"]].moved(z, batch["shift"])
     z0, z1_hat = z.unbind(1)  # (B, N, D)
     given = dict(z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"], cond=batch["cond"],
                  task=batch["task"])

@@ -71,7 +71,7 @@ def diffusion_loss(model, batch, tasks):
     """Error (B,) of denoising the compressed residual."""
     z = batch["z"]
     if "shift" in batch:
-        z = tasks[batch["task"]].shifted(z, batch["shift"])
+        z = tasks[batch["task"]].moved(z, batch["shift"])
     z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
     clean = compress(z1 - z1_hat, batch["table"])
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],

@@ -59,7 +59,7 @@ class Config(RunConfig):
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
-    shift: bool = True          # random circular shifts of periodic tasks
+    symmetry: bool = True       # random shifts and mirror images, where they are solutions too
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -105,13 +105,13 @@ def relative_error(z_hat, z, mask):
 
 
 def augmented(batch, tasks):
-    """The window z (B, L + 1, N, D), shifted, and its first latent with noise (B, N, D)."""
+    """The window z (B, L + 1, N, D), moved, and its first latent with noise (B, N, D)."""
     z, length = batch["z"], batch["unroll"] + 1
     if z.shape[1] > length:  # a part of the window
         begin = batch["begin"].clamp(max=z.shape[1] - length)[:, None, None, None]
         z = z.take_along_dim(begin + torch.arange(length, device=z.device)[:, None, None], 1)
-    if "shift" in batch:
-        z = tasks[batch["task"]].shifted(z, batch["shift"])
+    if "move" in batch:
+        z = tasks[batch["task"]].moved(z, *batch["move"].chunk(2, 1))
     if "noise" not in batch:
         return z, z[:, 0]
     return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"],
@@ -131,11 +131,11 @@ def prepared(batch, cfg, tasks):
     longest = batch["z"].shape[1] - 1
     ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
-    draw = noise.uniform(batch, cfg, (4,), stream=1)
-    if cfg.shift and tasks[batch["task"]].spec.periodic:
-        batch["shift"] = draw[:, :3]  # share of each axis
+    draw = noise.uniform(batch, cfg, (7,), stream=1)
+    if cfg.symmetry:
+        batch["move"] = draw[:, :6]  # shift and mirror
     if cfg.noise:
-        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 3]
+        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 6]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

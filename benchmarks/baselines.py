@@ -18,6 +18,7 @@ from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import UsageError, check, parse
 from ups.data.fields import open_fields
+from ups.data.symmetry import moved
 from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
 from ups.models.precision import TF32, products
@@ -44,6 +45,7 @@ class Recipe:
     power: float = 1.0      # of the relative error in the loss
     tf32: str = "all"       # products of the training step, as the operator's
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
+    mirror: bool = True     # random mirror images, where they are solutions too, as the operator's
 
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
@@ -177,20 +179,15 @@ def train_baseline(cell, folder, turns):
     ema = EMA(model, cfg.ema, compile=device.type == "cuda")
     count, frames = u.shape[:2]
     longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
-    free = [axis for axis, name in zip(grid_axes(u[:, 0]), TASKS[task].axes, strict=True)
-            if cfg.shift and fields.spec.boundary == "periodic" and name not in TASKS[task].forced]
 
     def loss_of(unroll):
         row = torch.randint(count, (cfg.batch_size,), device=device)
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         first = first.clamp(max=frames - 1 - unroll)
-        window = [u[row, first + k] for k in range(unroll + 1)]  # (B, C, *grid) each
-        for axis in free:
-            n = window[0].shape[axis]
-            places = torch.arange(n, device=device) + torch.randint(n, (len(row), 1), device=device)
-            places = (places % n).view([len(row)] + [n if a == axis else 1
-                                                     for a in range(1, window[0].ndim)])
-            window = [frame.take_along_dim(places, axis) for frame in window]
+        window = torch.stack([u[row, first + k] for k in range(unroll + 1)], 1)
+        draws = [torch.rand(len(row), 3, device=device) if wanted else None
+                 for wanted in (cfg.shift, cfg.mirror)]
+        window = moved(window, fields.spec, *draws).unbind(1)  # (B, C, *grid) each
         change = (window[1] - window[0]) / model.std
         change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
         level = noise * change * torch.rand_like(change)

@@ -13,8 +13,9 @@ from launching import ROOT, launch
 
 import train_operator as script
 from ups.config import UsageError
+from ups.data.fields import open_fields
 from ups.data.make import make
-from ups.latents import TaskLatents, load_codec, shifted
+from ups.latents import TaskLatents, load_codec
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.step import Backward, Captured
 
@@ -71,7 +72,7 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
 
 
 def test_two_processes_give_the_same_curve(tmp_path, data):
-    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "--noise", "0.05", "--shift"]
+    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "--noise", "0.05", "--symmetry"]
     script.main(alone)
     two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
     done = launch(ROOT / "train_operator.py", *two)
@@ -107,15 +108,17 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     assert all(0.3 < loss < 5 for loss in steps[:4]), steps[:4]  # early frames change most
 
 
-def test_shifted_latents_are_the_latents_of_shifted_fields(tmp_path, data):
+def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--components", "all",
                  "--steps", "1"])
     codec, _ = load_codec(tmp_path / "run" / "codec" / "advection1d" / "model")
+    task = TaskLatents("advection1d", open_fields("advection1d", data), codec, "", None, width=6)
     u = torch.randn(3, 2, 1, 32)
-    moves = torch.tensor([[0], [5], [31]])
-    z = codec.encode(u.flatten(0, 1)).unflatten(0, (3, 2))
-    expected = torch.stack([u[i].roll(int(moves[i]), -1) for i in range(3)])
-    got = codec.decode(shifted(codec, z, moves).flatten(0, 1)).unflatten(0, (3, 2))
+    z = task.pad(codec.encode(u.flatten(0, 1))).unflatten(0, (3, 2))
+    draw = torch.tensor([[0, 0, 0, 0.9, 0, 0], [0, 0, 5 / 32, 0.1, 0, 0], [0, 0, 0.99, 0.1, 0, 0]])
+    expected = torch.stack([u[0], -u[1].roll(5, -1), -u[2].roll(31, -1)])
+    got = task.trim(task.moved(z, *draw.chunk(2, 1))).flatten(0, 1)
+    got = codec.decode(got).unflatten(0, (3, 2))
     assert torch.allclose(got, expected, atol=1e-5)
 
 
@@ -238,7 +241,7 @@ def test_tf32_may_be_for_the_backward_pass_alone(tf32, expected):
 def test_noise_is_in_units_of_the_windows_own_change_and_fades():
     """Channels that count 3 to 1; the first moves, by 0 to 9 in ten windows, the second stays."""
     task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), white=torch.ones(2))
-    cfg = script.Config(steps=100, batch_size=512, noise=2.0, fade=0.04)
+    cfg = script.Config(steps=100, batch_size=512, noise=2.0, fade=0.04, symmetry=False)
     z = torch.zeros(512, 2, 64, 2)
     z[:, 1, :, 0] = (torch.arange(512.0) % 10)[:, None]
     change = z[:, 1, 0, 0] * (3 / 4) ** 0.5

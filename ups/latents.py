@@ -20,6 +20,7 @@ from ups.cache.windows import LatentWindows, condition
 from ups.config import UsageError
 from ups.data.fields import Fields, open_fields
 from ups.data.make import ensure_fields
+from ups.data.symmetry import moved, symmetries
 from ups.data.tasks import TASKS, judged
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
@@ -97,12 +98,17 @@ class TaskLatents:
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return self.pad(self.codec.weight.rsqrt())
 
-    def shifted(self, z, share):
-        """Latents (B, T, N, D) of the fields moved by `share` (B, 3) of each axis that is free."""
-        grid = self.codec.grid
-        moves = [n * (axis not in self.spec.forced) * share[:, axis]
-                 for axis, n in enumerate(grid, start=3 - len(grid))]
-        return self.pad(shifted(self.codec, self.trim(z), torch.stack(moves, 1).long()))
+    def moved(self, z, *draws):
+        """Latents (B, T, N, D) of other solutions, by random numbers: see data/symmetry.py.
+
+        Patches break the translation symmetry of a periodic problem; shifts give it back.
+        """
+        spec = self.fields.spec
+        if not any(symmetries(spec)):
+            return z
+        u = self.codec.decode(self.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
+        u = moved(u, spec, *draws)  # (B, T, C, *grid)
+        return self.pad(self.codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2]))
 
     def pad(self, z):
         return F.pad(z, (0, self.width - z.shape[-1]))
@@ -224,19 +230,3 @@ def frames_of(fields, split):
             raise UsageError(f"{fields.spec.task}: NaN or Inf in the {split} split; "
                              "`python -m ups.data validate FILE` names the sample and frame.")
         yield u
-
-
-def shifted(codec, z, shifts):
-    """The latents (B, T, N, D) of the same fields moved by `shifts` (B, axes) grid points.
-
-    Patches break the translation symmetry of a periodic problem; training on shifted fields gives
-    it back. Only the shift inside a patch is new to a model that is equivariant to whole tokens.
-    """
-    u = codec.decode(z.flatten(0, 1)).unflatten(0, z.shape[:2])  # (B, T, C, *grid)
-    for axis in range(shifts.shape[1]):
-        size = u.shape[3 + axis]
-        index = (torch.arange(size, device=z.device) - shifts[:, axis, None]) % size  # (B, size)
-        view = [len(u)] + [1] * (u.ndim - 1)
-        view[3 + axis] = size
-        u = u.gather(3 + axis, index.view(view).expand_as(u))
-    return codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2])

@@ -1,0 +1,67 @@
+"""Moved and mirrored solutions are solutions: solve the moved start, move the solved one."""
+
+import itertools
+import types
+
+import pytest
+import torch
+
+from ups.data.solvers import SOLVERS
+from ups.data.symmetry import moved, symmetries
+from ups.data.tasks import TASKS
+
+GRID = 32
+
+
+def spec_of(name, boundary=None):
+    task = TASKS[name]
+    boundary = boundary or ("periodic" if name == "ns2d" else task.boundary)
+    return types.SimpleNamespace(task=name, channels=task.channels, boundary=boundary)
+
+
+def solved(name, u0):
+    """The solution (B, T, C, *grid) that starts at u0 (B, C, *grid)."""
+    if name == "darcy2d":
+        return torch.stack([u0, SOLVERS[name].solve(u0)], 1)  # a, then u
+    return SOLVERS[name].solve(u0, 0.25, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in SOLVERS if any(symmetries(spec_of(name)))])
+def test_moved_solutions_are_solutions(name):
+    spec, solver = spec_of(name), SOLVERS[name]
+    rows = list(itertools.product((0.2, 0.7), repeat=len(TASKS[name].mirrors)))  # none .. all
+    u0 = solver.initial(1, GRID, torch.Generator().manual_seed(0), torch.float64)
+    u0 = u0.repeat(len(rows), *[1] * (u0.ndim - 1))
+    shares = torch.tensor([0.4, 0.25, 0.75]).repeat(len(rows), 1)
+    mirror = torch.tensor(rows).view(len(rows), -1)
+    u = solved(name, u0)
+    expected = moved(u, spec, shares, mirror)
+    start = expected[:, 0]
+    error = (solved(name, start) - expected).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
+    assert error.max() < 1e-9, error
+    if name != "swe2d":  # whose basin looks the same in every mirror
+        assert len({tuple(row.flatten().tolist()) for row in start}) == len(rows)
+        assert not torch.allclose(start, u0, atol=0.05)
+
+
+def test_shifts_and_mirrors_are_what_they_say():
+    u = torch.arange(24.0).view(3, 1, 2, 4)  # (B, T, C, x)
+    spec = types.SimpleNamespace(task="cns1d", channels=("density", "Vx"), boundary="periodic")
+    shift = torch.tensor([[0, 0, 0.3], [0, 0, 0], [0, 0, 0.5]])
+    mirror = torch.tensor([[0.6], [0.4], [0.4]])
+    signs = torch.tensor([1.0, -1.0])[:, None]
+    expected = torch.stack([u[0].roll(1, -1), u[1].flip(-1) * signs,
+                            u[2].roll(-2, -1).flip(-1) * signs])
+    assert torch.equal(moved(u, spec, shift, mirror), expected)
+    assert torch.equal(moved(u, spec, shift),
+                       torch.stack([u[0].roll(1, -1), u[1], u[2].roll(2, -1)]))
+    spec.boundary = "closed"
+    assert torch.equal(moved(u, spec, shift), u)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_mirrors_name_axes_and_channels_of_their_task(name):
+    task = TASKS[name]
+    assert len(task.mirrors) <= 3 and {*task.mirrors} <= {"", *task.axes}
+    assert all(set(odd) <= set(task.channels) for odd in task.mirrors.values())
+    assert not {*task.mirrors} & {*task.forced}

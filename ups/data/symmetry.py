@@ -1,0 +1,44 @@
+"""Solutions moved and mirrored: solutions too, that training may see beside those of the files.
+
+    circular shifts   along the axes of a periodic task that are not `forced`
+    mirror images     the `mirrors` of a task: an axis, and the channels whose sign turns with it
+"""
+
+import torch
+
+from ups.data.tasks import TASKS
+
+
+def symmetries(spec):
+    """Names of the axes that may be shifted, and the mirrors."""
+    task = TASKS[spec.task]
+    free = [name for name in task.axes if name not in task.forced]
+    return free if spec.boundary == "periodic" else [], task.mirrors
+
+
+def moved(u, spec, shift=None, mirror=None):
+    """Fields u (B, T, C, *grid) after random moves, the same for all frames of a row.
+
+    shift (B, 3): shares of each of three axes, of which u has the last ones. mirror (B, 3): each of
+    the task's mirrors is taken where its number is below a half.
+    """
+    free, mirrors = symmetries(spec)
+    free, mirrors = [] if shift is None else free, {} if mirror is None else mirrors
+    turned = {name: mirror[:, k] < 0.5 for k, name in enumerate(mirrors)}  # (B,) each
+    for axis, name in enumerate(TASKS[spec.task].axes, start=3):
+        size = u.shape[axis]
+        index = torch.arange(size, device=u.device).expand(len(u), size)
+        if name in turned:
+            index = torch.where(turned[name][:, None], size - 1 - index, index)
+        if name in free:
+            index = (index - (size * shift[:, axis - u.ndim, None]).long()) % size
+        if name in turned or name in free:
+            view = [size if a == axis else 1 for a in range(1, u.ndim)]
+            u = u.take_along_dim(index.view(len(u), *view), axis)
+    for name, odd in mirrors.items():
+        if not odd:
+            continue
+        sign = 1 - 2 * turned[name].to(u.dtype)  # (B,)
+        signs = [sign if channel in odd else sign.abs() for channel in spec.channels]
+        u = u * torch.stack(signs, 1).view(len(u), 1, -1, *[1] * (u.ndim - 3))
+    return u
