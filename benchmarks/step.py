@@ -139,7 +139,7 @@ def main():
     base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
                          cache=str(folder / "cache"), tasks=(args.task,), unroll=1,
                          batch_size=args.batch_size, log_every=50, eval_every=10**6,
-                         save_every=10**6, val_trajectories=2, compile=True, shift=False,
+                         save_every=10**6, val_trajectories=2, compile=True, symmetry=False,
                          noise=0.0)
 
     rows = {}
@@ -147,8 +147,8 @@ def main():
     rows["graphs alone"] = script_speed(base, False, True, args.steps)
     rows["compiled alone"] = script_speed(base, True, False, args.steps)
     rows["compiled, graphs"] = script_speed(base, True, True, args.steps)
-    full = dataclasses.replace(base, shift=True, noise=0.01)
-    rows["  and shifts, noise"] = script_speed(full, True, True, args.steps)
+    full = dataclasses.replace(base, symmetry=True, noise=0.01)
+    rows["  and symmetry, noise"] = script_speed(full, True, True, args.steps)
     rows["  and one worker"] = script_speed(dataclasses.replace(full, workers=1), True, True,
                                             args.steps)
 

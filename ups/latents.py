@@ -98,16 +98,20 @@ class TaskLatents:
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return self.pad(self.codec.weight.rsqrt())
 
-    def moved(self, z, *draws):
+    def moved(self, z, shift, mirror=None):
         """Latents (B, T, N, D) of other solutions, by random numbers: see data/symmetry.py.
 
-        Patches break the translation symmetry of a periodic problem; shifts give it back.
+        Patches break the translation symmetry of a periodic problem; shifts give it back. Mirrors
+        are for patches alone: a learned codec loses a little, and takes its time.
         """
         spec = self.fields.spec
-        if not any(symmetries(spec)):
+        free, mirrors = symmetries(spec)
+        if self.codec.config["kind"] != "patch":
+            mirror = None
+        if not free and (mirror is None or not mirrors):
             return z
         u = self.codec.decode(self.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
-        u = moved(u, spec, *draws)  # (B, T, C, *grid)
+        u = moved(u, spec, shift, mirror)  # (B, T, C, *grid)
         return self.pad(self.codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2]))
 
     def pad(self, z):
