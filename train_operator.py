@@ -59,11 +59,11 @@ class Config(RunConfig):
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
-    symmetry: bool = True       # random shifts and mirror images, where they are solutions too
+    symmetry: bool = True       # random shifts, and mirror images of patches, if solutions too
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
-    seed: int = 0               # of weights, batches, shifts and noise
+    seed: int = 0               # of weights, batches, moves and noise
 
     def __post_init__(self):
         super().__post_init__()
@@ -79,7 +79,7 @@ class Config(RunConfig):
 
 
 def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
-    """Relative error of each unrolled step, mean over the steps, 1 for persistence: (B,).
+    """Relative error of the unrolled steps, 1 for persistence, their mean to a power: (B,).
 
     `mask` weighs the latent channels by their share of the norm of the normalised field (zero
     where padded), so this is |u_hat - u| / |u - mean| over space, and that in units of what a task

@@ -135,6 +135,7 @@ def conditions(fields, indices, device):
 
 @torch.compiler.set_stance("force_eager")
 @torch.no_grad()
+@products("highest")
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
     rolled, single = [], []
@@ -187,7 +188,7 @@ def train_baseline(cell, folder, turns):
         window = torch.stack([u[row, first + k] for k in range(unroll + 1)], 1)
         draws = [torch.rand(len(row), 3, device=device) if wanted else None
                  for wanted in (cfg.shift, cfg.mirror)]
-        window = moved(window, fields.spec, *draws).unbind(1)  # (B, C, *grid) each
+        window = moved(window, fields, *draws).unbind(1)  # (B, C, *grid) each
         change = (window[1] - window[0]) / model.std
         change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
         level = noise * change * torch.rand_like(change)

@@ -215,17 +215,20 @@ def test_the_conservation_penalty_is_the_drift_of_the_prediction(tmp_path, data)
 @pytest.mark.parametrize("tf32, expected", [("all", ["high", "high"]), ("none", ["highest"] * 2),
                                             ("backward", ["highest", "high"])])
 def test_tf32_may_be_for_the_backward_pass_alone(tf32, expected):
-    seen = []
+    seen, cudnn = [], torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
 
     class Seen(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             seen.append(torch.get_float32_matmul_precision())
+            assert cudnn.allow_tf32 == (seen[-1] == "high")  # of convolutions
             return x.clone()
 
         @staticmethod
         def backward(ctx, grad):
             seen.append(torch.get_float32_matmul_precision())
+            assert cudnn.allow_tf32 == (seen[-1] == "high")
             return grad
 
     model = torch.nn.Linear(2, 1)
@@ -235,7 +238,8 @@ def test_tf32_may_be_for_the_backward_pass_alone(tf32, expected):
     run = types.SimpleNamespace(cfg=types.SimpleNamespace(tf32=tf32), accelerator=accelerator)
     step = Backward(run, model, lambda model, chunk: Seen.apply(model(chunk["x"]))[:, 0])
     step._chunk({"x": torch.ones(3, 2)}, rows=3)
-    assert seen == expected and torch.get_float32_matmul_precision() == "highest"
+    assert seen == expected
+    assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before
 
 
 def test_noise_is_in_units_of_the_windows_own_change_and_fades():

@@ -104,14 +104,13 @@ class TaskLatents:
         Patches break the translation symmetry of a periodic problem; shifts give it back. Mirrors
         are for patches alone: a learned codec loses a little, and takes its time.
         """
-        spec = self.fields.spec
-        free, mirrors = symmetries(spec)
+        free, mirrors = symmetries(self.fields)
         if self.codec.config["kind"] != "patch":
             mirror = None
         if not free and (mirror is None or not mirrors):
             return z
         u = self.codec.decode(self.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
-        u = moved(u, spec, shift, mirror)  # (B, T, C, *grid)
+        u = moved(u, self.fields, shift, mirror)  # (B, T, C, *grid)
         return self.pad(self.codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2]))
 
     def pad(self, z):

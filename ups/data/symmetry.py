@@ -9,23 +9,27 @@ import torch
 from ups.data.tasks import TASKS
 
 
-def symmetries(spec):
-    """Names of the axes that may be shifted, and the mirrors."""
-    task = TASKS[spec.task]
-    free = [name for name in task.axes if name not in task.forced]
-    return free if spec.boundary == "periodic" else [], task.mirrors
+def symmetries(fields):
+    """Names of the axes that may be shifted, and the mirrors, each of which may be taken or not.
+
+    Of closed axes only whole ones are mirrored: every n-th point is nearer to one of the walls.
+    """
+    task, periodic = TASKS[fields.spec.task], fields.spec.boundary == "periodic"
+    free = [name for name in task.axes if periodic and name not in task.forced]
+    whole = periodic or fields.stride_x == 1
+    return free, {name: odd for name, odd in task.mirrors.items() if whole or not name}
 
 
-def moved(u, spec, shift=None, mirror=None):
-    """Fields u (B, T, C, *grid) after random moves, the same for all frames of a row.
+def moved(u, fields, shift=None, mirror=None):
+    """Values u (B, T, C, *grid) of `fields` after random moves, the same for all frames of a row.
 
     shift (B, 3): shares of each of three axes, of which u has the last ones. mirror (B, 3): each of
     the task's mirrors is taken where its number is below a half.
     """
-    free, mirrors = symmetries(spec)
+    free, mirrors = symmetries(fields)
     free, mirrors = [] if shift is None else free, {} if mirror is None else mirrors
     turned = {name: mirror[:, k] < 0.5 for k, name in enumerate(mirrors)}  # (B,) each
-    for axis, name in enumerate(TASKS[spec.task].axes, start=3):
+    for axis, name in enumerate(TASKS[fields.spec.task].axes, start=3):
         size = u.shape[axis]
         index = torch.arange(size, device=u.device).expand(len(u), size)
         if name in turned:
@@ -39,6 +43,6 @@ def moved(u, spec, shift=None, mirror=None):
         if not odd:
             continue
         sign = 1 - 2 * turned[name].to(u.dtype)  # (B,)
-        signs = [sign if channel in odd else sign.abs() for channel in spec.channels]
+        signs = [sign if channel in odd else sign.abs() for channel in fields.spec.channels]
         u = u * torch.stack(signs, 1).view(len(u), 1, -1, *[1] * (u.ndim - 3))
     return u

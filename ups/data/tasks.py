@@ -19,7 +19,9 @@ class Task:
     conserved: tuple[str, ...] = ()  # channels whose mean over space the equation keeps
     forced: tuple[str, ...] = ()  # axes along which the equation itself depends on the place
     positive: tuple[str, ...] = ()  # channels that the equation keeps from falling below zero
-    mirrors: dict = field(default_factory=dict)  # axis to mirror ("": none): channels to negate
+    # what makes another solution: the axis that is mirrored ("": none), the channels that change
+    # sign; swe2d has none, as its fields are their own mirror images
+    mirrors: dict = field(default_factory=dict)
     solenoidal: bool = False  # the velocity, channels Vx, Vy, .., has no divergence
 
 
@@ -53,8 +55,7 @@ TASKS = {
                         "2D_diff-react_NA_NA.h5", "last", (-1.0, 1.0), first_frame=10,
                         mirrors={"x": (), "y": ()}),
     "swe2d": Task("shallow water, radial dam break, outflow", "groups", ("y", "x"), ("h",), {},
-                  "closed", "2D_rdb_NA_NA.h5", "last", (-2.5, 2.5), positive=("h",),
-                  mirrors={"x": (), "y": ()}),
+                  "closed", "2D_rdb_NA_NA.h5", "last", (-2.5, 2.5), positive=("h",)),
     "cns2d": Task(_CNS, "flat", ("x", "y"), ("density", "pressure", "Vx", "Vy"), _FLOW, "periodic",
                   "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first",
                   conserved=("density",), positive=("density", "pressure"),

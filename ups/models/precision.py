@@ -13,16 +13,20 @@ TF32 = {  # of a training step on CUDA: how forward and backward multiply
 
 @contextlib.contextmanager
 def products(precision):
-    """`high`: on CUDA's tensor cores, rounded to ten bits (TF32); `highest`: as they are.
+    """`high`: on CUDA's tensor cores, rounded to ten bits (TF32); `highest`: as they are. Both
+    for convolutions too, which torch rounds unless told otherwise.
 
     Inside a compiled model nothing is changed: there the caller's choice holds.
     """
     if torch.compiler.is_compiling():
         yield
         return
-    before = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision)
+    cudnn.allow_tf32 = precision != "highest"
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        cudnn.allow_tf32 = rounded
