@@ -22,6 +22,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 import train_operator as script
+from ups.config import flat
 from ups.data.make import make
 from ups.eval.rollout import predict
 from ups.latents import open_latents
@@ -53,7 +54,7 @@ def script_speed(cfg, compiled, graphs, steps):
     originals = {name: getattr(script, name) for name in swapped}
     vars(script).update(swapped)
     try:
-        script.main([item for key, value in script_flags(cfg) for item in (f"--{key}", *value)])
+        script.main(command_line(cfg))
     finally:
         vars(script).update(originals)
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -61,15 +62,15 @@ def script_speed(cfg, compiled, graphs, steps):
     return (last - first) / (end - begin)
 
 
-def script_flags(cfg):
-    from ups.config import flat
-
+def command_line(cfg):
+    """The flags of the script that give `cfg`."""
+    words = []
     for key, value in flat(cfg).items():
         if isinstance(value, bool):
-            if value:
-                yield key, []
+            words.append(f"--{key}" if value else f"--no-{key}")
         else:
-            yield key, [str(v) for v in value] if isinstance(value, list) else [str(value)]
+            words += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def bare_speed(cfg, batch, spec, steps):
@@ -123,6 +124,16 @@ def gradient_gap(run, cfg, batch, spec):
     return float((grads[True] - grads[False]).abs().max() / grads[False].abs().max())
 
 
+def settings(folder, task, batch_size):
+    """Of the script: the bare step, and with random moves and noise."""
+    base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
+                         cache=str(folder / "cache"), tasks=(task,), unroll=1,
+                         batch_size=batch_size, log_every=50, eval_every=10**6,
+                         save_every=10**6, val_trajectories=2, compile=True, symmetry=False,
+                         noise=0.0)
+    return base, dataclasses.replace(base, symmetry=True, noise=0.01)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,25 +147,20 @@ def main():
         sys.exit("this benchmark needs a CUDA device.")
     folder = Path(tempfile.mkdtemp())
     make(args.task, args.preset, folder / "data")
-    base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
-                         cache=str(folder / "cache"), tasks=(args.task,), unroll=1,
-                         batch_size=args.batch_size, log_every=50, eval_every=10**6,
-                         save_every=10**6, val_trajectories=2, compile=True, symmetry=False,
-                         noise=0.0)
+    base, full = settings(folder, args.task, args.batch_size)
 
     rows = {}
     rows["eager"] = script_speed(base, False, False, args.steps)
     rows["graphs alone"] = script_speed(base, False, True, args.steps)
     rows["compiled alone"] = script_speed(base, True, False, args.steps)
     rows["compiled, graphs"] = script_speed(base, True, True, args.steps)
-    full = dataclasses.replace(base, symmetry=True, noise=0.01)
     rows["  and symmetry, noise"] = script_speed(full, True, True, args.steps)
     rows["  and one worker"] = script_speed(dataclasses.replace(full, workers=1), True, True,
                                             args.steps)
 
     trained = dataclasses.replace(full, run=str(folder / "trained"), unroll=4,
                                   steps=args.train_steps)
-    script.main([i for key, value in script_flags(trained) for i in (f"--{key}", *value)])
+    script.main(command_line(trained))
     AcceleratorState._reset_state(reset_partial_state=True)
 
     run = Run(dataclasses.replace(base, run=str(folder / "bench")), "operator")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train_operator
-from benchmarks import accuracy, baselines, pdebench, turns
+from benchmarks import accuracy, baselines, pdebench, step, turns
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import Conv1d, UNet, UNetConfig
 from ups.config import UsageError, parse
@@ -176,6 +176,11 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     with pytest.raises(UsageError, match="trained by another call"):
         accuracy.main(["--task", "advection1d", "--models", *models, *common])
     lock.close()
+
+
+def test_the_step_benchmark_asks_the_script_for_what_it_means(tmp_path):
+    for cfg in step.settings(tmp_path, "ns2d", 4):
+        assert parse(train_operator.Config, step.command_line(cfg)) == cfg
 
 
 def test_a_joint_operator_has_no_flags_of_a_single_task():
