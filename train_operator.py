@@ -59,7 +59,7 @@ class Config(RunConfig):
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
-    symmetry: bool = True       # random shifts, and mirror images of patches, if solutions too
+    symmetry: bool = True       # random shifts and (--codec patch) mirror images: solutions too
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out

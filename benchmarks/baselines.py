@@ -1,8 +1,8 @@
 """The yardsticks of benchmarks/accuracy.py: how an FNO and a U-Net step a field and are trained.
 
 They have what the operator has: normalised data, the change as output, conserved means kept, the
-relative loss, Muon, the schedule of unrolled steps, noise on the first frame and averaged weights.
-Their data lie on the device, and with CUDA a whole training step is one graph.
+relative loss, Muon, the schedule of unrolled steps, mirror images, noise on the first frame and
+averaged weights. Their data lie on the device, and with CUDA a whole training step is one graph.
 """
 
 import dataclasses

@@ -228,9 +228,9 @@ class TokenBody(nn.Module):
 
     def _modulations(self, c):
         """What each block is modulated by, (B, 6 dim), of all in one product: fewer launches."""
-        weight, bias = (torch.cat(list(group)) for group in zip(
-            *[(layer.weight, layer.bias) for layer in self.modulation], strict=True))
-        sizes = [len(layer.bias) for layer in self.modulation]
+        weight = torch.cat([layer.weight for layer in self.modulation])
+        bias = torch.cat([layer.bias for layer in self.modulation])
+        sizes = [layer.out_features for layer in self.modulation]
         return F.linear(F.silu(c), weight, bias).split(sizes, -1)
 
     def _lookup(self, tokens, periodic, forced, x):
