@@ -9,6 +9,7 @@ import torch
 from ups.data.solvers import SOLVERS
 from ups.data.symmetry import moved, symmetries
 from ups.data.tasks import TASKS
+from ups.latents import TaskLatents
 
 GRID = 32
 
@@ -76,3 +77,15 @@ def test_thinned_closed_axes_are_not_mirrored(name, whole, thinned):
     """The mirror of every second point is not every second point of the mirror image."""
     assert list(symmetries(fields_of(name))[1]) == whole
     assert list(symmetries(fields_of(name, stride_x=2))[1]) == thinned
+
+
+@pytest.mark.parametrize("kind, stride_x, same", [("patch", 1, False), ("patch", 2, True),
+                                                  ("grid", 1, True)])
+def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
+    codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=2),
+                                  decode=lambda z: z.mT.unflatten(2, (4, 4)),
+                                  encode=lambda u: u.flatten(2).mT)
+    task = TaskLatents("diffreact2d", fields_of("diffreact2d", stride_x=stride_x), codec, "", None,
+                       width=2)
+    z = torch.randn(3, 2, 16, 2)
+    assert torch.equal(task.moved(z, torch.rand(3, 3), torch.zeros(3, 3)), z) == same
