@@ -187,7 +187,7 @@ def _cast(field, value):
         return None
     try:
         if many:
-            return tuple(kind(item) for item in ([value] if isinstance(value, str) else value))
+            return tuple(map(kind, value if isinstance(value, list | tuple) else [value]))
         if kind is bool and not isinstance(value, bool):
             raise ValueError
         if kind is int and isinstance(value, float) and value != int(value):

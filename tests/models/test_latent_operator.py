@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ups.config import UsageError
 from ups.models import fourier
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
@@ -180,6 +181,10 @@ def test_wrong_configurations_are_refused():
         OperatorConfig(body="pdet", depth=4, levels=2)
     with pytest.raises(ValueError, match="mlp_ratio must be at least 0.1, not nan"):
         OperatorConfig(mlp_ratio=float("nan"))
+    with pytest.raises(ValueError, match="modes must be at least 0, not -1"):
+        OperatorConfig(modes=(8, -1))
+    with pytest.raises(ValueError, match="kernel 5 4 must be odd"):
+        OperatorConfig(kernel=(5, 4))
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -223,6 +228,19 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
     padded = F.pad(x[:, 0].movedim(-1, 1), (2,) * 4, mode="circular" if periodic else "replicate")
     expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
     torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
+
+
+def test_each_task_may_have_its_own_waves_and_kernel():
+    """Which outputs the first token reaches: near ones without waves, all with them."""
+    model = make("fourier", (LINE,) * 3, depth=1, modes=(0, 0, 2), kernel=(3, 5, 3)).double()
+    z, *inputs = batch(model, dtype=torch.float64)
+    other = z + F.pad(torch.ones(1, 4), (0, 0, 0, 31))
+    for task, reached in enumerate(([0, 1, 31], [0, 1, 2, 30, 31], [*range(32)])):
+        change = (model(other, *inputs, task) - model(z, *inputs, task)).abs().amax((0, 2))
+        assert change.nonzero().flatten().tolist() == reached
+    with pytest.raises(UsageError, match="--model.kernel 3 5: .* each task, of which there are 3"):
+        make("fourier", (LINE,) * 3, kernel=(3, 5))
+    assert OperatorConfig(modes=4) == OperatorConfig(modes=[4])  # of a file, or an older run
 
 
 @pytest.mark.parametrize("modes", [0, 8])

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import UsageError
 from ups.models.fourier import FourierMixer
 from ups.models.layers import (
     Block,
@@ -43,8 +44,9 @@ class OperatorConfig:
     depth: int = 6          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: int = 8          # fourier: wave numbers kept along each axis; 0 suits slow 1-D problems
-    kernel: int = 5         # fourier: tokens of the local convolution along each axis; 3 suits 2-D
+    # fourier: one number, or one for each task
+    modes: tuple[int, ...] = (8,)   # wave numbers kept along each axis; 0 suits slow 1-D problems
+    kernel: tuple[int, ...] = (5,)  # tokens of the local convolution along each axis; 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
     levels: int = 1         # pdet: how often tokens are merged
@@ -54,16 +56,21 @@ class OperatorConfig:
             raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
         if self.norm not in NORMS:
             raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}.")
+        for name in ("modes", "kernel"):  # a number stands for all tasks
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if hasattr(value, "__iter__") else (value,))
         for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+            value = getattr(self, name)
+            value = min(value, default=least) if isinstance(value, tuple) else value
+            if not value >= least:
+                raise ValueError(f"{name} must be at least {least}, not {value}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.body == "pdet" and self.depth < 2 * self.levels + 1:
             raise ValueError(f"depth {self.depth} must be at least {2 * self.levels + 1}: pdet has "
                              f"{self.levels} levels.")
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel {self.kernel} must be odd.")
+        if any(kernel % 2 == 0 for kernel in self.kernel):
+            raise ValueError(f"kernel {' '.join(map(str, self.kernel))} must be odd.")
 
 
 @dataclass(frozen=True)
@@ -166,27 +173,34 @@ class TokenBody(nn.Module):
             torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + 1)
             for s in range(levels))
 
-        self.known = {}  # (tokens, periodic, forced) -> names of the buffers, level by level
-        for task in self.tasks:
-            grid = (tuple(task.tokens), task.periodic, tuple(task.forced))
-            if grid not in self.known:
-                tables, g = self._tables(*grid), len(self.known)
-                self.known[grid] = [[f"grid{g}_{i}_{j}" for j in range(len(row))]
-                                    for i, row in enumerate(tables)]
-                for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
-                    self.register_buffer(name, table.float(), persistent=False)
+        self.known = {}  # (task, tokens) -> names of the buffers, level by level
+        for index, task in enumerate(self.tasks):
+            grid = (index, tuple(task.tokens))
+            tables = self._tables(*grid)
+            self.known[grid] = [[f"grid{index}_{i}_{j}" for j in range(len(row))]
+                                for i, row in enumerate(tables)]
+            for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
+                self.register_buffer(name, table.float(), persistent=False)
 
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), c.modes, c.kernel)
-                              for task in self.tasks)
+            sizes = zip(self.tasks, self._each("modes"), self._each("kernel"), strict=True)
+            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *more) for task, *more in sizes)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
         return Block(dim, mixer, c.mlp_ratio, c.norm)
+
+    def _each(self, name):
+        """A field of the config for each task."""
+        values, count = getattr(self.config, name), len(self.tasks)
+        if len(values) not in (1, count):
+            raise UsageError(f"--model.{name} {' '.join(map(str, values))}: give one number, or "
+                             f"one for each task, of which there are {count}.")
+        return values * (count // len(values))
 
     @property
     def hidden(self):
@@ -201,7 +215,7 @@ class TokenBody(nn.Module):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
         if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
             raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
-        (places,), *tables = self._lookup(tokens, spec.periodic, spec.forced, x)
+        (places,), *tables = self._lookup(task, tokens, x)
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
         closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
@@ -233,18 +247,20 @@ class TokenBody(nn.Module):
         sizes = [layer.out_features for layer in self.modulation]
         return F.linear(F.silu(c), weight, bias).split(sizes, -1)
 
-    def _lookup(self, tokens, periodic, forced, x):
-        """Tables of a grid: the buffers where it is a task's own, else made now."""
-        grid = (tokens, periodic, tuple(forced))
-        if grid in self.known:
-            return [[getattr(self, name) for name in row] for row in self.known[grid]]
-        return [[table.to(x) for table in row] for row in self._tables(*grid)]
+    def _lookup(self, task, tokens, x):
+        """Tables of a grid: the buffers where it is the task's own, else made now."""
+        if (task, tokens) in self.known:
+            return [[getattr(self, name) for name in row] for row in self.known[task, tokens]]
+        return [[table.to(x) for table in row] for row in self._tables(task, tokens)]
 
-    def _tables(self, tokens, periodic, forced):
+    def _tables(self, task, tokens):
         """The positions, then for each level what its mixers need."""
-        rows = [[self._places(tokens, periodic, forced)]]
+        spec = self.tasks[task]
+        rows = [[self._places(tokens, spec.periodic, spec.forced)]]
         for level in range(max(self.levels) + 1):
-            rows.append(self.stages[level][0].mixer.tables(tokens, periodic))
+            mixer = self.stages[level][0].mixer
+            mixer = mixer[task] if isinstance(mixer, OwnMixers) else mixer
+            rows.append(mixer.tables(tokens, spec.periodic))
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows
 

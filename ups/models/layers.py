@@ -79,9 +79,6 @@ def bounded(x, most=4.0, axis=-1):
 class OwnMixers(nn.ModuleList):
     """A mixer for each task, as grids and speeds differ."""
 
-    def tables(self, tokens, periodic):
-        return self[0].tables(tokens, periodic)
-
     def forward(self, x, grid):
         return self[grid.task](x, grid)
 
