@@ -59,7 +59,7 @@ class Config(RunConfig):
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
-    symmetry: bool = True       # random shifts and (--codec patch) mirror images: solutions too
+    symmetry: bool = True       # random shifts and (--codec patch) mirror images and sums
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -111,7 +111,7 @@ def augmented(batch, tasks):
         begin = batch["begin"].clamp(max=z.shape[1] - length)[:, None, None, None]
         z = z.take_along_dim(begin + torch.arange(length, device=z.device)[:, None, None], 1)
     if "move" in batch:
-        z = tasks[batch["task"]].moved(z, *batch["move"].chunk(2, 1))
+        z = tasks[batch["task"]].moved(z, *batch["move"].split((3, 3, 4), 1))
     if "noise" not in batch:
         return z, z[:, 0]
     return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"],
@@ -131,11 +131,11 @@ def prepared(batch, cfg, tasks):
     longest = batch["z"].shape[1] - 1
     ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
-    draw = noise.uniform(batch, cfg, (7,), stream=1)
+    draw = noise.uniform(batch, cfg, (11,), stream=1)
     if cfg.symmetry:
-        batch["move"] = draw[:, :6]  # shift and mirror
+        batch["move"] = draw[:, 1:]  # shift, mirror and sum
     if cfg.noise:
-        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 6]
+        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 0]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

@@ -1,8 +1,9 @@
 """The yardsticks of benchmarks/accuracy.py: how an FNO and a U-Net step a field and are trained.
 
 They have what the operator has: normalised data, the change as output, conserved means kept, the
-relative loss, Muon, the schedule of unrolled steps, mirror images, noise on the first frame and
-averaged weights. Their data lie on the device, and with CUDA a whole training step is one graph.
+relative loss, Muon, the schedule of unrolled steps, mirror images and sums, noise on the first
+frame and averaged weights. Their data lie on the device, and with CUDA a whole training step is one
+graph.
 """
 
 import dataclasses
@@ -46,6 +47,7 @@ class Recipe:
     tf32: str = "all"       # products of the training step, as the operator's
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
     mirror: bool = True     # random mirror images, where they are solutions too, as the operator's
+    sums: bool = True       # of moved solutions of a linear task, as the operator's
 
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
@@ -186,8 +188,8 @@ def train_baseline(cell, folder, turns):
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         first = first.clamp(max=frames - 1 - unroll)
         window = torch.stack([u[row, first + k] for k in range(unroll + 1)], 1)
-        draws = [torch.rand(len(row), 3, device=device) if wanted else None
-                 for wanted in (cfg.shift, cfg.mirror)]
+        draws = [torch.rand(len(row), n, device=device) if wanted else None
+                 for wanted, n in ((cfg.shift, 3), (cfg.mirror, 3), (cfg.sums, 4))]
         window = moved(window, fields, *draws).unbind(1)  # (B, C, *grid) each
         change = (window[1] - window[0]) / model.std
         change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()

@@ -98,19 +98,19 @@ class TaskLatents:
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return self.pad(self.codec.weight.rsqrt())
 
-    def moved(self, z, shift, mirror=None):
+    def moved(self, z, shift, mirror=None, added=None):
         """Latents (B, T, N, D) of other solutions, by random numbers: see data/symmetry.py.
 
         Patches break the translation symmetry of a periodic problem; shifts give it back. Mirrors
-        are for patches alone: a learned codec loses a little, and takes its time.
+        and sums are for patches alone: a learned codec loses a little, and takes its time.
         """
         free, mirrors = symmetries(self.fields)
         if self.codec.config["kind"] != "patch":
-            mirror = None
+            mirror = added = None
         if not free and (mirror is None or not mirrors):
             return z
         u = self.codec.decode(self.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
-        u = moved(u, self.fields, shift, mirror)  # (B, T, C, *grid)
+        u = moved(u, self.fields, shift, mirror, added)  # (B, T, C, *grid)
         return self.pad(self.codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2]))
 
     def pad(self, z):

@@ -1,4 +1,4 @@
-"""Moved and mirrored solutions are solutions: solve the moved start, move the solved one."""
+"""Moved, mirrored and added solutions are solutions: solve the moved start, move the solved one."""
 
 import itertools
 import types
@@ -37,7 +37,8 @@ def test_moved_solutions_are_solutions(name):
     shares = torch.tensor([0.4, 0.25, 0.75]).repeat(len(rows), 1)
     mirror = torch.tensor(rows).view(len(rows), -1)
     u = solved(name, u0)
-    expected = moved(u, fields, shares, mirror)
+    added = torch.tensor([0, 0, 0.3, 0.9]).repeat(len(rows), 1)  # of linear tasks alone
+    expected = moved(u, fields, shares, mirror, added)
     start = expected[:, 0]
     error = (solved(name, start) - expected).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
     assert error.max() < 1e-9, error
@@ -59,6 +60,18 @@ def test_shifts_and_mirrors_are_what_they_say():
                        torch.stack([u[0].roll(1, -1), u[1], u[2].roll(2, -1)]))
     fields.spec.boundary = "closed"
     assert torch.equal(moved(u, fields, shift), u)
+
+
+def test_sums_are_what_they_say():
+    u = torch.arange(12.0).view(3, 1, 1, 4)
+    shift, added = torch.zeros(3, 3), torch.tensor([[0, 0, 0.25, 0.49], [0, 0, 0.25, 0.5],
+                                                    [0, 0, 0.5, 0.875]])
+    shift[2, 2] = 0.25
+    expected = torch.stack([u[0], u[1] - u[1].roll(1, -1),
+                            u[2].roll(1, -1) + 0.5 * u[2].roll(3, -1)])
+    assert torch.equal(moved(u, fields_of("advection1d"), shift, None, added), expected)
+    nonlinear = moved(u, fields_of("burgers1d"), shift, None, added)
+    assert torch.equal(nonlinear, moved(u, fields_of("burgers1d"), shift))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -89,3 +102,13 @@ def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
                        width=2)
     z = torch.randn(3, 2, 16, 2)
     assert torch.equal(task.moved(z, torch.rand(3, 3), torch.zeros(3, 3)), z) == same
+
+
+@pytest.mark.parametrize("kind, same", [("patch", False), ("grid", True)])
+def test_latents_of_a_learned_codec_are_not_added(kind, same):
+    codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=1),
+                                  decode=lambda z: z.mT, encode=lambda u: u.mT)
+    task = TaskLatents("advection1d", fields_of("advection1d"), codec, "", None, width=1)
+    z = torch.randn(3, 2, 16, 1)
+    got = task.moved(z, torch.zeros(3, 3), torch.ones(3, 3), torch.full((3, 4), 0.7))
+    assert torch.equal(got, z) == same

@@ -1,7 +1,8 @@
-"""Solutions moved and mirrored: solutions too, that training may see beside those of the files.
+"""Solutions moved, mirrored and added: solutions too, that training may see beside the files'.
 
     circular shifts   along the axes of a periodic task that are not `forced`
     mirror images     the `mirrors` of a task: an axis, and the channels whose sign turns with it
+    sums              of a solution of a `linear` task and a share of it, moved
 """
 
 import torch
@@ -20,13 +21,17 @@ def symmetries(fields):
     return free, {name: odd for name, odd in task.mirrors.items() if whole or not name}
 
 
-def moved(u, fields, shift=None, mirror=None):
+def moved(u, fields, shift=None, mirror=None, added=None):
     """Values u (B, T, C, *grid) of `fields` after random moves, the same for all frames of a row.
 
     shift (B, 3): shares of each of three axes, of which u has the last ones. mirror (B, 3): each of
-    the task's mirrors is taken where its number is below a half.
+    the task's mirrors is taken where its number is below a half. added (B, 4): the shift of what is
+    added, and how much: nothing where the last number is below a half, -1 to 1 times u above.
     """
     free, mirrors = symmetries(fields)
+    if added is not None and free and TASKS[fields.spec.task].linear:
+        share = torch.where(added[:, 3] < 0.5, 0.0, 4 * added[:, 3] - 3)
+        u = u + share.view(-1, *[1] * (u.ndim - 1)) * moved(u, fields, added[:, :3])
     free, mirrors = [] if shift is None else free, {} if mirror is None else mirrors
     turned = {name: mirror[:, k] < 0.5 for k, name in enumerate(mirrors)}  # (B,) each
     for axis, name in enumerate(TASKS[fields.spec.task].axes, start=3):

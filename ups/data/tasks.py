@@ -22,6 +22,7 @@ class Task:
     # what makes another solution: the axis that is mirrored ("": none), the channels that change
     # sign; swe2d has none, as its fields are their own mirror images
     mirrors: dict = field(default_factory=dict)
+    linear: bool = False  # sums of solutions are solutions
     solenoidal: bool = False  # the velocity, channels Vx, Vy, .., has no divergence
 
 
@@ -35,7 +36,7 @@ _FLOW = {"eta": None, "zeta": None, "M": None}
 TASKS = {
     "advection1d": Task("u_t + beta u_x = 0", "flat", ("x",), ("u",), {"beta": None}, "periodic",
                         "1D_Advection_Sols_beta{beta}.hdf5", "first", conserved=("u",),
-                        mirrors={"": ("u",)}),
+                        mirrors={"": ("u",)}, linear=True),
     "burgers1d": Task("u_t + (u^2/2)_x = (nu/pi) u_xx", "flat", ("x",), ("u",), {"nu": None},
                       "periodic", "1D_Burgers_Sols_Nu{nu}.hdf5", "first", conserved=("u",),
                       mirrors={"x": ("u",)}),
