@@ -59,7 +59,7 @@ class Config(RunConfig):
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
     fade: float = 0.01          # share of the noise that is left at the end
-    symmetry: bool = True       # random shifts and (--codec patch) mirror images and sums
+    symmetry: bool = True       # random shifts; --codec patch: mirror images, sums of linear tasks
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
     val_trajectories: int = 64  # of each task that a validation rolls out
@@ -131,11 +131,11 @@ def prepared(batch, cfg, tasks):
     longest = batch["z"].shape[1] - 1
     ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
     batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
-    draw = noise.uniform(batch, cfg, (11,), stream=1)
-    if cfg.symmetry:
-        batch["move"] = draw[:, 1:]  # shift, mirror and sum
+    draw = noise.uniform(batch, cfg, (7,), stream=1)
+    if cfg.symmetry:  # shift, mirror and sum
+        batch["move"] = torch.cat([draw[:, :6], noise.uniform(batch, cfg, (4,), stream=2)], 1)
     if cfg.noise:
-        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 0]
+        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 6]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 

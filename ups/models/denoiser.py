@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.latent_operator import TokenBody
+from ups.models.body import TokenBody
 
 
 class Denoiser(nn.Module):

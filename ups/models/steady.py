@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.models.body import TokenBody
 from ups.models.corrector import SIGMAS
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import denoise, multistep, noise_levels
-from ups.models.latent_operator import TokenBody
 
 
 class SteadyPrior(nn.Module):

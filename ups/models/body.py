@@ -1,0 +1,205 @@
+"""The body of every model over tokens: first layer, blocks modulated by the condition, last layer.
+
+    fourier   blocks that mix by local convolution and (but for `modes` 0) truncated Fourier series
+    plain     blocks of full attention with rotary positions
+    pdet      a U of windowed-attention blocks: tokens merge in pairs along every axis, split again
+
+Fourier and plain commute with any circular shift of a periodic grid by whole tokens; pdet with
+shifts by multiples of 2**levels * window tokens, the period of its coarsest windows.
+"""
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ups.config import UsageError
+from ups.models.fourier import FourierMixer
+from ups.models.layers import (
+    Block,
+    Grid,
+    OwnMixers,
+    RotaryAttention,
+    WindowAttention,
+    bounded,
+)
+
+
+class TokenBody(nn.Module):
+    """(B, N, inputs) -> (B, N, outputs), zero at the start, conditioned on `scalars` and `cond`.
+
+    Tables for the tasks' own grids are buffers (not saved: they follow from the config); other
+    grids get theirs when they come. Parameters with the same name share one slot of the condition.
+    """
+
+    def __init__(self, config, tasks, inputs, outputs, scalars):
+        super().__init__()
+        self.config, self.tasks = config, tuple(tasks)
+        self.axes = axes_of(self.tasks)
+        self.names = sorted({name for task in self.tasks for name in task.params})
+
+        dim = config.dim
+        # the first and the last layer are each task's own, as its latents are
+        self.inp = nn.ModuleList(nn.Linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
+        self.out = nn.ModuleList(nn.Linear(dim, outputs) for _ in self.tasks)
+        for p in self.out.parameters():
+            nn.init.zeros_(p)
+        self.task = nn.ParameterList(0.1 * torch.randn(dim) for _ in self.tasks)
+        self.condition = nn.Sequential(nn.Linear(scalars + len(self.names) + 1, dim), nn.SiLU(),
+                                       nn.Linear(dim, dim))
+
+        # stages of blocks: one for fourier and plain; down, bottom and up for pdet
+        levels = config.levels if config.body == "pdet" else 0
+        stages = 2 * levels + 1
+        self.levels = [min(s, stages - 1 - s) for s in range(stages)]
+        counts = [config.depth // stages + (abs(s - levels) < config.depth % stages)
+                  for s in range(stages)]
+        index = itertools.count()
+        self.stages = nn.ModuleList(
+            nn.ModuleList(self._block(dim << level, next(index)) for _ in range(count))
+            for level, count in zip(self.levels, counts, strict=True))
+        self.modulation = nn.ModuleList(
+            nn.Linear(dim, 6 * dim << level)
+            for level, count in zip(self.levels, counts, strict=True) for _ in range(count))
+        for p in self.modulation.parameters():
+            nn.init.zeros_(p)
+        self.merge = nn.ParameterList(
+            torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + len(self.axes))
+            for s in range(levels))
+        self.split = nn.ParameterList(
+            torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + 1)
+            for s in range(levels))
+
+        self.known = {}  # (task, tokens) -> names of the buffers, level by level
+        for index, task in enumerate(self.tasks):
+            grid = (index, tuple(task.tokens))
+            tables = self._tables(*grid)
+            self.known[grid] = [[f"grid{index}_{i}_{j}" for j in range(len(row))]
+                                for i, row in enumerate(tables)]
+            for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
+                self.register_buffer(name, table.float(), persistent=False)
+
+    def _block(self, dim, i):
+        c = self.config
+        if c.body == "fourier":
+            sizes = zip(self.tasks, self._each("modes"), self._each("kernel"), strict=True)
+            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *more) for task, *more in sizes)
+        elif c.body == "plain":
+            highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
+            mixer = RotaryAttention(dim, self.axes, c.heads, highest)
+        else:  # heads keep their width where the stream is wider
+            mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
+        return Block(dim, mixer, c.mlp_ratio, c.norm)
+
+    def _each(self, name):
+        """A field of the config for each task."""
+        values, count = getattr(self.config, name), len(self.tasks)
+        if len(values) not in (1, count):
+            raise UsageError(f"--model.{name} {' '.join(map(str, values))}: give one number, or "
+                             f"one for each task, of which there are {count}.")
+        return values * (count // len(values))
+
+    @property
+    def hidden(self):
+        """The layers between the first and the last one, whose matrices are Muon's."""
+        return nn.ModuleList([self.stages, self.modulation])
+
+    def forward(self, x, scalars, cond, task=0, tokens=None):
+        """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
+        spec = self.tasks[task]
+        tokens = tuple(tokens or spec.tokens)
+        if x.shape[1] != math.prod(tokens):
+            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
+        if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
+            raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
+        (places,), *tables = self._lookup(task, tokens, x)
+        grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
+
+        closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
+        slots = [cond[:, spec.params.index(name)] if name in spec.params
+                 else torch.zeros_like(closed) for name in self.names]
+        features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
+        # bounded: it grew twentyfold in long runs, and every step on the gates is in its units
+        c = bounded(self.condition(features) + self.task[task], 1.0)
+        modulations = iter(self._modulations(c))
+
+        x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
+        x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        skips = []
+        for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
+            if s and level > self.levels[s - 1]:
+                skips.append(x)
+                x = _merge(x, self.merge[level - 1])
+            elif s:
+                skip = skips.pop()
+                x = skip + _split(x, self.split[level], skip.shape[1:4])
+            for block in blocks:
+                x = block(x, next(modulations), grids[level])
+        return self.out[task](x).flatten(1, 3)
+
+    def _modulations(self, c):
+        """What each block is modulated by, (B, 6 dim), of all in one product: fewer launches."""
+        weight = torch.cat([layer.weight for layer in self.modulation])
+        bias = torch.cat([layer.bias for layer in self.modulation])
+        sizes = [layer.out_features for layer in self.modulation]
+        return F.linear(F.silu(c), weight, bias).split(sizes, -1)
+
+    def _lookup(self, task, tokens, x):
+        """Tables of a grid: the buffers where it is the task's own, else made now."""
+        if (task, tokens) in self.known:
+            return [[getattr(self, name) for name in row] for row in self.known[task, tokens]]
+        return [[table.to(x) for table in row] for row in self._tables(task, tokens)]
+
+    def _tables(self, task, tokens):
+        """The positions, then for each level what its mixers need."""
+        spec = self.tasks[task]
+        rows = [[self._places(tokens, spec.periodic, spec.forced)]]
+        for level in range(max(self.levels) + 1):
+            mixer = self.stages[level][0].mixer
+            mixer = mixer[task] if isinstance(mixer, OwnMixers) else mixer
+            rows.append(mixer.tables(tokens, spec.periodic))
+            tokens = tuple(-(-n // 2) for n in tokens)
+        return rows
+
+    def _places(self, tokens, periodic, forced):
+        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along a forced axis
+        of a circle; zero elsewhere, for a circle has no position."""
+        k = torch.arange(1, 5, dtype=torch.float64)
+        out = []
+        for axis in self.axes:
+            x = (torch.arange(tokens[axis], dtype=torch.float64)[:, None] + 0.5) / tokens[axis]
+            if periodic:
+                angle = 2 * math.pi * x * k[:2]
+                wave = torch.cat([angle.cos(), angle.sin()], -1) * (axis in forced)
+            else:
+                wave = torch.cos(math.pi * x * k)
+            shape = [-1 if a == axis else 1 for a in range(3)]
+            out.append(wave.view(*shape, 4).expand(*tokens, 4))
+        return torch.cat(out, -1)
+
+
+def axes_of(tasks):
+    """The axes of the token grid that some task has."""
+    return [a for a in range(3) if a == 2 or any(task.tokens[a] > 1 for task in tasks)]
+
+
+def _merge(x, weight):
+    """(B, X, Y, Z, d) -> (B, X/2, Y/2, Z/2, 2d); unit axes stay, odd ones repeat their end"""
+    for axis in (1, 2, 3):
+        if x.shape[axis] > 1 and x.shape[axis] % 2:
+            x = torch.cat([x, x.narrow(axis, x.shape[axis] - 1, 1)], axis)
+    f = [min(n, 2) for n in x.shape[1:4]]
+    x = x.unflatten(3, (-1, f[2])).unflatten(2, (-1, f[1])).unflatten(1, (-1, f[0]))
+    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
+    return F.linear(x, weight[:, :f[0], :f[1], :f[2]].flatten(1))
+
+
+def _split(x, weight, tokens):
+    """(B, X/2, Y/2, Z/2, 2d) -> (B, X, Y, Z, d), the way back of `_merge`, cut to `tokens`"""
+    f = [min(n, 2) for n in tokens]
+    x = x @ weight[:, :f[0], :f[1], :f[2]].flatten(1)
+    x = x.unflatten(-1, (*f, -1)).permute(0, 1, 4, 2, 5, 3, 6, 7)
+    x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
+    return x[:, :tokens[0], :tokens[1], :tokens[2]]
