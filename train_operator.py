@@ -72,6 +72,8 @@ class Config(RunConfig):
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
               power=(0.5, 4), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+        for name in ("modes", "kernel"):
+            self.model.each(name, len(self.tasks))
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):

@@ -118,7 +118,7 @@ def settings(cell):
     """Every field that shapes the result, as plain values."""
     if cell["kind"] in BASELINES:
         return flat(parse(BASELINES[cell["kind"]][1], cell["flags"]))
-    fields = flat(parse(script.Config, cell["flags"]))
+    fields = flat(parse(script.Config, [*cell["flags"], "--tasks", *cell["tasks"]]))
     return {key: value for key, value in fields.items() if key not in GIVEN}
 
 

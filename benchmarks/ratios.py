@@ -45,7 +45,7 @@ def report(task, results, out):
     for model in ours if theirs else []:
         compare(model, min(theirs, key=lambda m: means[m].mean()))
     for model in results.keys() - alone.keys():
-        for other in ours[:1]:
+        for other in ours:
             compare(model, other)
     try:
         end = "" if first["split"] == "test" else f"_{first['split']}"

@@ -32,7 +32,7 @@ def swapped(module, **names):
 def train_operator(cell, folder, turns):
     """`train_operator.main` twice: a few steps that compile and are timed, then the training."""
     cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
-    count = len(cell["tasks"])
+    count, own = len(cell["tasks"]), [*cell["flags"], "--tasks", *cell["tasks"]]
     chunk = -(-(CHUNK if cuda else 1) // count) * count  # whole rounds of all tasks
     few, begin = 20 * chunk, chunk
     marks, curve, result = [], [], {}
@@ -89,7 +89,7 @@ def train_operator(cell, folder, turns):
                  "cache": folder / "cache", "data": cell["folder"], "seed": cell["seed"]}
         argv = [item for key, value in flags.items() for item in (f"--{key}", str(value))]
         with swapped(script, **names):
-            script.main([*cell["flags"], *argv, "--tasks", *cell["tasks"], *["--compile"] * cuda])
+            script.main([*own, *argv, *["--compile"] * cuda])
         AcceleratorState._reset_state(reset_partial_state=True)
 
     with alone:
@@ -98,4 +98,4 @@ def train_operator(cell, folder, turns):
     steps = steps_within(cell["seconds"], times)
     main("run", steps, MOMENTS, Backward=Paused, Run=Run, finish_operator=finish)
     return {"steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
-            "batch_size": parse(script.Config, cell["flags"]).batch_size} | result
+            "batch_size": parse(script.Config, own).batch_size} | result

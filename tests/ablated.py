@@ -19,6 +19,7 @@ class Config(RunConfig):
     sign: bool = True
     steps: int = 10
     pause: float = 0.0      # seconds of a step
+    several: tuple[int, ...] = (1,)
     seed: int = 0
 
     def __post_init__(self):

@@ -52,6 +52,13 @@ def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path,
     assert len(starts(tmp_path)) == 10
 
 
+def test_a_value_may_be_several_numbers(tmp_path, ablate):
+    assert ablate("--grid", "several=1 2,3", "--steps", "2") == 0
+    stored = [json.loads(path.read_text())["several"]
+              for path in tmp_path.glob("out/*/toy/config.json")]
+    assert sorted(stored, key=str) == [3, [1, 2]]
+
+
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path, ablate, capsys):
     assert ablate("--grid", "kind=b,c,a", "sign=true,false") == 1
     found = {(row["kind"], row["sign"]): (row["status"], row["reason"]) for row in rows(tmp_path)}

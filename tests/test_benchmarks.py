@@ -187,6 +187,24 @@ def test_a_joint_operator_has_no_flags_of_a_single_task():
     assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--power", "2"]
     joint = accuracy.flags_of("operator --patch 2", ["advection1d", "ns2d"])
     assert joint == [*accuracy.flags_of("operator", ["ns2d"]), "--patch", "2"]
+    cell = {"kind": "operator", "flags": [*joint, "--model.modes", "0", "8"],
+            "tasks": ["advection1d", "ns2d"]}
+    assert accuracy.settings(cell)["model.modes"] == [0, 8]
+
+
+@pytest.mark.parametrize("flags, moves", [("", [False, True, True]), ("--shift --no-mirror", [
+    True, False, True]), ("--no-sums", [False, True, False])])
+def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, flags, moves):
+    make("advection1d", out=tmp_path / "data", samples=20, grid=16, frames=4)
+    seen = []
+    monkeypatch.setattr(baselines, "moved", lambda u, fields, *draws: seen.append(draws) or u)
+    cell = {"tasks": ["advection1d"], "model": "fno", "kind": "fno", "seconds": 0.1, "seed": 0,
+            "flags": [*flags.split(), "--model.depth", "1"], "folder": tmp_path / "data",
+            "split": "val"}
+    baselines.train_baseline(cell, tmp_path / "out", turns.Turns(tmp_path))
+    assert all([draw is not None for draw in draws] == moves for draws in seen)
+    assert [draw.shape[1] for draw in seen[0] if draw is not None] == [
+        n for n, wanted in zip((3, 3, 4), moves, strict=True) if wanted]
 
 
 @pytest.mark.parametrize("argv, words", [

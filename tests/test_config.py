@@ -62,6 +62,21 @@ def test_a_file_gives_values_and_flags_win(tmp_path, suffix):
     assert got == Config(lr=0.5, steps=9, tasks=("a",), model=Model(dim=32))
 
 
+def test_one_number_for_several_is_stored_as_one():
+    """So that a field may become one for several, and older runs can be resumed."""
+    @dataclasses.dataclass(frozen=True)
+    class Several:
+        sizes: tuple[int, ...] = (8,)
+        names: tuple[str, ...] = ("a",)
+
+    assert flat(Several()) == {"sizes": 8, "names": ["a"]}
+    assert flat(Several((8, 8)))["sizes"] == [8, 8]
+    assert build(Several, {"sizes": 3, "names": "b"}) == Several((3,), ("b",))
+    for wrong in ([4.7, 1], [float("inf")], [None], 0.5):
+        with pytest.raises(UsageError, match="sizes: expected int, got"):
+            build(Several, {"sizes": wrong})
+
+
 def test_what_a_run_stores_can_be_read_again(tmp_path):
     cfg = Config(lr=3e-4, tasks=("a", "b"), model=Model(dim=10))
     path = tmp_path / "config.json"

@@ -72,7 +72,8 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
 
 
 def test_two_processes_give_the_same_curve(tmp_path, data):
-    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "--noise", "0.05", "--symmetry"]
+    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "advection1d", "--noise", "0.05",
+             "--model.modes", "0", "4"]
     script.main(alone)
     two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
     done = launch(ROOT / "train_operator.py", *two)
@@ -124,6 +125,19 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     assert torch.allclose(got, expected, atol=1e-5)
 
 
+def test_moves_have_random_numbers_of_their_own():
+    seen = []
+    task = types.SimpleNamespace(moved=lambda z, *moves: seen.append(torch.cat(moves, 1)) or z)
+    cfg = script.Config(steps=10, batch_size=6, noise=0.0)
+    for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])):
+        batch = {"z": torch.zeros(len(rows), 2, 4, 1), "rows": torch.tensor(rows), "task": 0,
+                 "step": step}
+        script.augmented(script.prepared(batch, cfg, [task]), [task])
+    whole, part, later = seen
+    assert whole.shape == (6, 10) and len(whole.unique()) == 60  # shift, mirror, sum
+    assert torch.equal(part, whole[[4, 1]]) and not (later == part).any()
+
+
 @pytest.mark.parametrize("more, words", [
     (["--tasks", "burgers2d"], "burgers2d"),
     (["--tasks", "burgers1d:nu=7"], "nu"),
@@ -136,6 +150,7 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
+    (["--model.modes", "0", "4"], "modes 0 4: give one number, or one for each task"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     if "nu=7" in more[1]:

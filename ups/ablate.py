@@ -87,7 +87,8 @@ def plan(args, extra):
             for key, value in choice.items():
                 switch = {"true": [f"--{key}"], "false": [f"--no-{key}"]}
                 switch = switch if isinstance(plain.get(key), bool) else {}
-                flags += switch.get(value.lower(), [f"--{key}", value])
+                several = [value] if isinstance(plain.get(key), str) else value.split()
+                flags += switch.get(value.lower(), [f"--{key}", *several])
             filled = flat(parse(config, flags))
             science = {key: filled[key] for key in filled if key not in systems}
             science |= {"script": args.script, "link": args.link, "seconds": args.seconds}

@@ -100,14 +100,20 @@ def build(cls, values):
 
 
 def flat(cfg):
-    """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON."""
+    """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON.
+
+    A tuple of a single number is that number, as it may have been one in an earlier version.
+    """
     out = {}
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
         if dataclasses.is_dataclass(value):
             out |= {f"{field.name}.{key}": inner for key, inner in flat(value).items()}
+        elif isinstance(value, tuple):
+            alone = len(value) == 1 and not isinstance(value[0], str)
+            out[field.name] = value[0] if alone else list(value)
         else:
-            out[field.name] = list(value) if isinstance(value, tuple) else value
+            out[field.name] = value
     return out
 
 
@@ -185,15 +191,19 @@ def _cast(field, value):
     kind, many = _plain(field.type)
     if value is None and isinstance(field.type, types.UnionType):
         return None
+
+    def one(item):
+        if kind is bool and not isinstance(item, bool):
+            raise ValueError
+        if kind is int and isinstance(item, float) and item != int(item):
+            raise ValueError
+        return kind(item)
+
     try:
         if many:
-            return tuple(map(kind, value if isinstance(value, list | tuple) else [value]))
-        if kind is bool and not isinstance(value, bool):
-            raise ValueError
-        if kind is int and isinstance(value, float) and value != int(value):
-            raise ValueError
-        return kind(value)
-    except (TypeError, ValueError):
+            return tuple(map(one, value if isinstance(value, list | tuple) else [value]))
+        return one(value)
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{field.name}: expected {kind.__name__}, got {value!r}.") from None
 
 

@@ -70,6 +70,8 @@ def test_sums_are_what_they_say():
     expected = torch.stack([u[0], u[1] - u[1].roll(1, -1),
                             u[2].roll(1, -1) + 0.5 * u[2].roll(3, -1)])
     assert torch.equal(moved(u, fields_of("advection1d"), shift, None, added), expected)
+    closed = moved(u, fields_of("advection1d", "closed"), shift, None, added)
+    assert torch.equal(closed, u)
     nonlinear = moved(u, fields_of("burgers1d"), shift, None, added)
     assert torch.equal(nonlinear, moved(u, fields_of("burgers1d"), shift))
 

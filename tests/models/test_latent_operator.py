@@ -181,10 +181,12 @@ def test_wrong_configurations_are_refused():
         OperatorConfig(body="pdet", depth=4, levels=2)
     with pytest.raises(ValueError, match="mlp_ratio must be at least 0.1, not nan"):
         OperatorConfig(mlp_ratio=float("nan"))
-    with pytest.raises(ValueError, match="modes must be at least 0, not -1"):
+    with pytest.raises(ValueError, match="modes must be at least 0, not 8 -1"):
         OperatorConfig(modes=(8, -1))
     with pytest.raises(ValueError, match="kernel 5 4 must be odd"):
         OperatorConfig(kernel=(5, 4))
+    with pytest.raises(ValueError, match="kernel must be at least 1, not none"):
+        OperatorConfig(kernel=())
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -238,9 +240,17 @@ def test_each_task_may_have_its_own_waves_and_kernel():
     for task, reached in enumerate(([0, 1, 31], [0, 1, 2, 30, 31], [*range(32)])):
         change = (model(other, *inputs, task) - model(z, *inputs, task)).abs().amax((0, 2))
         assert change.nonzero().flatten().tolist() == reached
-    with pytest.raises(UsageError, match="--model.kernel 3 5: .* each task, of which there are 3"):
+    with pytest.raises(UsageError, match="kernel 3 5: .* each task, of which there are 3"):
         make("fourier", (LINE,) * 3, kernel=(3, 5))
     assert OperatorConfig(modes=4) == OperatorConfig(modes=[4])  # of a file, or an older run
+
+
+def test_a_kernel_wider_than_the_circle_goes_around_it():
+    mixer, x = FourierMixer(3, [2], 0, 9).double(), torch.randn(2, 1, 1, 3, 3).double()
+    taps = mixer.taps.view(9, 3)
+    where = {k: at for k, at in enumerate([4, 0, 1, 2, 3, 5, 6, 7, 8])}  # the centre comes first
+    expected = sum(x.roll(4 - at, 3) * taps[k] for k, at in where.items()) @ mixer.local.T
+    torch.testing.assert_close(mixer(x, Grid(True, ())), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("modes", [0, 8])

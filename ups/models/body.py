@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.config import UsageError
 from ups.models.fourier import FourierMixer
 from ups.models.layers import (
     Block,
@@ -84,22 +83,15 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            sizes = zip(self.tasks, self._each("modes"), self._each("kernel"), strict=True)
-            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *more) for task, *more in sizes)
+            sizes = (c.each(name, len(self.tasks)) for name in ("modes", "kernel"))
+            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *own)
+                              for task, *own in zip(self.tasks, *sizes, strict=True))
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
         return Block(dim, mixer, c.mlp_ratio, c.norm)
-
-    def _each(self, name):
-        """A field of the config for each task."""
-        values, count = getattr(self.config, name), len(self.tasks)
-        if len(values) not in (1, count):
-            raise UsageError(f"--model.{name} {' '.join(map(str, values))}: give one number, or "
-                             f"one for each task, of which there are {count}.")
-        return values * (count // len(values))
 
     @property
     def hidden(self):

@@ -124,8 +124,11 @@ def fourier_basis(n, modes, periodic):
 
 
 def _pad(x, axis, reach, periodic):
-    """Extend an axis on both sides: around the circle, or by repeating the last token."""
+    """Extend an axis on both sides: around the circle, if need be more than once, or by
+    repeating the last token."""
     n = x.shape[axis]
+    if periodic and reach > n:
+        return x.index_select(axis, torch.arange(-reach, n + reach, device=x.device) % n)
     if periodic:
         return torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
     sizes = [reach if a == axis else -1 for a in range(x.ndim)]

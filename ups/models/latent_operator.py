@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import UsageError
 from ups.models.body import TokenBody
 
 BODIES = ("fourier", "plain", "pdet")
@@ -26,8 +27,8 @@ class OperatorConfig:
     depth: int = 6          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: tuple[int, ...] = (8,)   # fourier: waves; 0 suits slow 1-D; several: of each task
-    kernel: tuple[int, ...] = (5,)  # fourier: tokens of the convolution; 3 suits 2-D; several too
+    modes: tuple[int, ...] = (8,)   # fourier: waves, one number or one for each task; 0: slow 1-D
+    kernel: tuple[int, ...] = (5,)  # fourier: tokens of the convolution, also for each task; 3: 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
     levels: int = 1         # pdet: how often tokens are merged
@@ -42,16 +43,28 @@ class OperatorConfig:
             object.__setattr__(self, name, tuple(value) if hasattr(value, "__iter__") else (value,))
         for name, least in LEAST.items():
             value = getattr(self, name)
-            value = min(value, default=least) if isinstance(value, tuple) else value
-            if not value >= least:
-                raise ValueError(f"{name} must be at least {least}, not {value}.")
+            values = value if isinstance(value, tuple) else (value,)
+            if not values or not min(values) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {_words(values)}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.body == "pdet" and self.depth < 2 * self.levels + 1:
             raise ValueError(f"depth {self.depth} must be at least {2 * self.levels + 1}: pdet has "
                              f"{self.levels} levels.")
         if any(kernel % 2 == 0 for kernel in self.kernel):
-            raise ValueError(f"kernel {' '.join(map(str, self.kernel))} must be odd.")
+            raise ValueError(f"kernel {_words(self.kernel)} must be odd.")
+
+    def each(self, name, count):
+        """The field `modes` or `kernel` for each of `count` tasks."""
+        values = getattr(self, name)
+        if len(values) not in (1, count):
+            raise UsageError(f"{name} {_words(values)}: give one number, or one for each task, of "
+                             f"which there are {count}.")
+        return values * (count // len(values))
+
+
+def _words(values):
+    return " ".join(map(str, values)) or "none"
 
 
 @dataclass(frozen=True)
