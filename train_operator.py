@@ -72,8 +72,7 @@ class Config(RunConfig):
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
               power=(0.5, 4), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
-        for name in ("modes", "kernel"):
-            self.model.each(name, len(self.tasks))
+        self.model.of_tasks(len(self.tasks))
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
@@ -83,9 +82,8 @@ class Config(RunConfig):
 def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
     """Relative error of the unrolled steps, 1 for persistence, their mean to a power: (B,).
 
-    `mask` weighs the latent channels by their share of the norm of the normalised field (zero
-    where padded), so this is |u_hat - u| / |u - mean| over space, and that in units of what a task
-    typically changes by in a step.
+    `mask` weighs the latent channels by their share of the norm of the field (zero where padded),
+    so this is |u_hat - u| / |u - mean| over space, in units of a task's typical change in a step.
     """
     z, z_hat = augmented(batch, tasks)
     loss = 0.0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train_operator
-from benchmarks import accuracy, baselines, pdebench, step, turns
+from benchmarks import accuracy, baselines, pdebench, ratios, step, turns
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import Conv1d, UNet, UNetConfig
 from ups.config import UsageError, parse
@@ -190,6 +190,21 @@ def test_a_joint_operator_has_no_flags_of_a_single_task():
     cell = {"kind": "operator", "flags": [*joint, "--model.modes", "0", "8"],
             "tasks": ["advection1d", "ns2d"]}
     assert accuracy.settings(cell)["model.modes"] == [0, 8]
+
+
+def test_a_joint_operator_is_compared_with_every_single_one(tmp_path, capsys):
+    def result(tasks, errors):
+        scores = {"rollout": errors, "one_step": errors, "by_lead": [1.0, 2.0]}
+        return {"tasks": tasks, "kind": "operator", "scores": {"ns2d": scores}, "seconds": 1.0,
+                "data": {"ns2d": {}}, "device": "CPU", "at": "today", "split": "test", "steps": 1,
+                "parameters": 1, "batch_size": 1, "step_ms": {"1": 1.0}, "curve": [(1.0, 0.1)]}
+
+    ratios.report("ns2d", {"joint": result(["ns2d", "burgers1d"], [3.0, 3.0]),
+                           "slow": result(["ns2d"], [2.0, 2.0]),
+                           "fast": result(["ns2d"], [1.0, 2.0])}, tmp_path)
+    shown = capsys.readouterr().out
+    assert "roll-out of joint / slow: 1.50 [1.50, 1.50]" in shown
+    assert "roll-out of joint / fast: 2.00 [1.50, 3.00]" in shown
 
 
 @pytest.mark.parametrize("flags, moves", [("", [False, True, True]), ("--shift --no-mirror", [

@@ -150,7 +150,7 @@ def test_moves_have_random_numbers_of_their_own():
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
-    (["--model.modes", "0", "4"], "modes 0 4: give one number, or one for each task"),
+    (["--model.modes", "0", "4"], "modes 0 4: give one number, or as many as there are"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     if "nu=7" in more[1]:

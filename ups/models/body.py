@@ -83,9 +83,8 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            sizes = (c.each(name, len(self.tasks)) for name in ("modes", "kernel"))
-            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *own)
-                              for task, *own in zip(self.tasks, *sizes, strict=True))
+            sizes = zip(self.tasks, c.of_tasks(len(self.tasks)), strict=True)
+            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *own) for task, own in sizes)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)

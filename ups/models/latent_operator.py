@@ -27,8 +27,8 @@ class OperatorConfig:
     depth: int = 6          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: tuple[int, ...] = (8,)   # fourier: waves, one number or one for each task; 0: slow 1-D
-    kernel: tuple[int, ...] = (5,)  # fourier: tokens of the convolution, also for each task; 3: 2-D
+    modes: tuple[int, ...] = (8,)   # fourier: waves of an axis (of each task); 0 suits slow 1-D
+    kernel: tuple[int, ...] = (5,)  # fourier: tokens of a convolution (of each task); 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
     levels: int = 1         # pdet: how often tokens are merged
@@ -54,13 +54,15 @@ class OperatorConfig:
         if any(kernel % 2 == 0 for kernel in self.kernel):
             raise ValueError(f"kernel {_words(self.kernel)} must be odd.")
 
-    def each(self, name, count):
-        """The field `modes` or `kernel` for each of `count` tasks."""
-        values = getattr(self, name)
-        if len(values) not in (1, count):
-            raise UsageError(f"{name} {_words(values)}: give one number, or one for each task, of "
-                             f"which there are {count}.")
-        return values * (count // len(values))
+    def of_tasks(self, count):
+        """(modes, kernel) for each of `count` tasks."""
+        for name in ("modes", "kernel"):
+            values = getattr(self, name)
+            if len(values) not in (1, count):
+                raise UsageError(f"{name} {_words(values)}: give one number, or as many as there "
+                                 f"are tasks, {count}.")
+        return [(self.modes[i % len(self.modes)], self.kernel[i % len(self.kernel)])
+                for i in range(count)]
 
 
 def _words(values):
