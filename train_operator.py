@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import UsageError, check, command, parse
+from ups.config import UsageError, check, command, each, parse
 from ups.eval.metrics import drift
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
@@ -43,11 +43,11 @@ class Config(RunConfig):
     components: str = "auto"    # latent channels per token: a number, all, or auto
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
-    # model
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
+    shares: tuple[int, ...] = (1,)  # of the batches, of each task: 2 1 are two thirds and a third
     lr: float = 8e-3            # highest learning rate
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
     momentum: float = 0.98      # of Muon; 0.95 is better below some 1000 steps
@@ -67,12 +67,13 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = "steps batch_size unroll patch stride_x stride_t early val_trajectories".split()
+        counts = "steps batch_size shares unroll patch stride_x stride_t early val_trajectories"
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              power=(0.5, 4), seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+              power=(0.5, 4), seed=(0, 2**31), **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
+        each("shares", self.shares, len(self.tasks))
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
@@ -85,17 +86,15 @@ def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
     `mask` weighs the latent channels by their share of the norm of the field (zero where padded),
     so this is |u_hat - u| / |u - mean| over space, in units of a task's typical change in a step.
     """
-    z, z_hat = augmented(batch, tasks)
-    loss = 0.0
+    (z, z_hat), loss = augmented(batch, tasks), 0.0
+    task = tasks[batch["task"]] if tasks else None
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         loss = loss + relative_error(z_hat, z[:, i], batch["mask"])
         if conserve:
-            task = tasks[batch["task"]]
             u_hat, u0 = (task.codec.decode(task.trim(x)) for x in (z_hat, z[:, 0]))
             loss = loss + conserve * drift(u_hat[:, None], u0, task.conserved)[:, 0]
-    typical = tasks[batch["task"]].restless if tasks else 1.0
-    return (loss / (batch["unroll"] * typical)) ** power
+    return (loss / (batch["unroll"] * (task.restless if task else 1.0))) ** power
 
 
 @fused
@@ -162,7 +161,8 @@ def main(argv=None):
 
         # data
         latents = open_latents(accelerator, cfg, "train", cfg.unroll, shortest=1, early=cfg.early)
-        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed,
+                              cfg.shares)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
                             **run.loader_options(latents.windows))
 

@@ -63,7 +63,7 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
-    ("unet", 2): "--batch_size 32",
+    ("unet", 2): "--batch_size 32 --fade 1e-3",
 }
 
 

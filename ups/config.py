@@ -77,10 +77,19 @@ def parse(cls, argv=None, description=None):
 def check(cfg, **bounds):
     """Refuse fields outside their bounds (least, most), and what is no number."""
     for name, (least, most) in bounds.items():
-        value = getattr(cfg, name)
-        if not least <= value <= most:
-            limits = f"at least {least}" if most == math.inf else f"between {least} and {most}"
-            raise UsageError(f"--{name} must be {limits}, not {value}.")
+        values = getattr(cfg, name)
+        for value in values if isinstance(values, tuple) else (values,):
+            if not least <= value <= most:
+                limits = f"at least {least}" if most == math.inf else f"between {least} and {most}"
+                raise UsageError(f"--{name} must be {limits}, not {value}.")
+
+
+def each(name, values, count):
+    """The numbers `values` for each of `count` tasks; a single one stands for all."""
+    if len(values) not in (1, count):
+        raise UsageError(f"{name} {' '.join(map(str, values))}: give one number, or as many as "
+                         f"there are tasks, {count}.")
+    return [values[i % len(values)] for i in range(count)]
 
 
 def build(cls, values):

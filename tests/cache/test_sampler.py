@@ -27,14 +27,14 @@ def test_a_batch_is_a_function_of_seed_and_step():
 
 
 def test_a_batch_is_of_one_task_and_any_block_is_balanced():
-    weights = [1, 3, 2]
+    shares = [1, 3, 2]
     tasks = []
-    for batch in sampler(weights=weights):
+    for batch in sampler(shares=shares):
         task, = {task for _, _, (task, _) in batch}
         tasks.append(task)
     for first in range(60 - 6):
         counts = Counter(tasks[first:first + 6])
-        assert [counts[task] for task in range(3)] == weights
+        assert [counts[task] for task in range(3)] == shares
     orders = {tuple(next(iter(b))[2][0] for b in sampler(seed=seed, steps=3)) for seed in range(20)}
     assert len(orders) == 6  # the seed decides which task comes first
 
@@ -58,9 +58,9 @@ def test_a_task_smaller_than_a_batch_goes_round():
 
 
 @pytest.mark.parametrize("options, sentence", [
-    ({"weights": [1, 2]}, "3 tasks need as many whole weights"),
-    ({"weights": [1, 2, 0]}, "3 tasks need as many whole weights"),
-    ({"weights": [1, 2, 0.5]}, "3 tasks need as many whole weights"),
+    ({"shares": [1, 2]}, "give one number, or as many as there are tasks, 3"),
+    ({"shares": [1, 2, 0]}, "whole and at least 1"),
+    ({"shares": [1, 2, 0.5]}, "whole and at least 1"),
     ({"sizes": [5, 0]}, "Nothing to draw"),
     ({"batch_size": 0}, "Nothing to draw"),
 ])

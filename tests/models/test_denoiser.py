@@ -62,7 +62,7 @@ def test_every_parameter_has_a_gradient(body, task):
                           torch.randn(x.shape), mask=mask)
     loss.sum().backward()
     for name, p in model.named_parameters():  # all but what is another task's own
-        owner = re.search(r"\.(?:inp|out|task|mixer)\.(\d+)", name)
+        owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name)
         assert (p.grad is not None) == (not owner or int(owner[1]) == task), name
     assert all(p.grad.abs().sum() > 0 for p in model.body.inp[task].parameters())
 

@@ -12,7 +12,7 @@ from ups.config import UsageError
 from ups.models import fourier
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
-from ups.models.layers import Grid, WindowAttention, bounded
+from ups.models.layers import Grid, Own, WindowAttention, bounded
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -59,11 +59,30 @@ def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
     z1 = model(z0, dt, cond, task)
     z1.square().sum().backward()
     for name, p in model.named_parameters():  # all but what is another task's own
-        owner = re.search(r"\.(?:inp|out|task|mixer)\.(\d+)", name)
+        owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name)
         assert (p.grad is not None) == (not owner or int(owner[1]) == task), name
     assert torch.equal(z1[..., MIX[task].width:], z0[..., MIX[task].width:])
     assert (z1 - z0)[..., :MIX[task].width].abs().amin(-1).max() > 0
     assert model.body.task[task].grad.abs().sum() > 0
+
+
+@each_body
+@pytest.mark.parametrize("own, blocks", [(0, ""), (1, "0123"), (2, "13"), (3, "2"), (5, "")])
+def test_every_nth_block_has_an_mlp_for_each_task(body, own, blocks):
+    """Another task's MLPs do not touch a result, its own do; a single task has nothing twice."""
+    model = make(body, MIX, depth=4, own=own)
+    chain = [block for stage in model.body.stages for block in stage]
+    assert "".join(str(i) for i, b in enumerate(chain) if isinstance(b.mlp, Own)) == blocks
+    inputs = batch(model, 1)
+    before = model(*inputs, 1)
+    for i in blocks:
+        assert len(chain[int(i)].mlp) == 3
+        torch.nn.init.ones_(chain[int(i)].mlp[0].inp.weight)
+    assert torch.equal(model(*inputs, 1), before)
+    for i in blocks:
+        torch.nn.init.ones_(chain[int(i)].mlp[1].inp.weight)
+    assert torch.equal(model(*inputs, 1), before) == (not blocks)
+    assert not isinstance(make(body, own=1).body.stages[0][0].mlp, Own)
 
 
 @each_body

@@ -91,7 +91,7 @@ def test_every_rank_has_the_gradients_of_the_task_and_the_same_loss(runs, part, 
     assert record["with"] == other["with"]
     names = [n for n, _ in LatentOperator(PARTS[part].model, PARTS[part].tasks).named_parameters()]
     for task, found in record["with"]:  # all but what is another task's own
-        owners = {name: re.search(r"\.(?:inp|out|task|mixer)\.(\d+)", name) for name in names}
+        owners = {name: re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name) for name in names}
         assert found == sorted(f"grad/{name}" for name, owner in owners.items()
                                if not owner or int(owner[1]) == task)
     assert all(t.abs().max() > 0 for name, t in tensors.items() if name.startswith("grad/"))

@@ -1,7 +1,7 @@
 """Batch k is a pure function of (seed, k): a run resumes with `start = k`, on any number of ranks.
 
-Every batch is of one task. A random order of sum(weights) tasks, task t weights[t] times in it, is
-repeated for ever, so that any sum(weights) consecutive steps hold each task weights[t] times. The
+Every batch is of one task. A random order of sum(shares) tasks, task t shares[t] times in it, is
+repeated for ever, so that any sum(shares) consecutive steps hold each task shares[t] times. The
 j-th batch of task t takes places j * B to (j + 1) * B - 1 of its endless list, permutation after
 permutation of its windows: none comes again before all have been seen.
 """
@@ -10,7 +10,7 @@ import hashlib
 
 import torch
 
-from ups.config import UsageError
+from ups.config import UsageError, each
 
 
 class StepSampler:
@@ -18,16 +18,15 @@ class StepSampler:
 
     drop_last = True
 
-    def __init__(self, sizes, batch_size, steps, seed, start=0, weights=None):
-        weights = [1] * len(sizes) if weights is None else list(weights)
+    def __init__(self, sizes, batch_size, steps, seed, shares=(1,), start=0):
         if not sizes or min(sizes) < 1 or batch_size < 1:
             raise UsageError(f"Nothing to draw: batches of {batch_size} from {sizes} windows.")
-        if len(weights) != len(sizes) or any(w != int(w) or w < 1 for w in weights):
-            raise UsageError(f"The {len(sizes)} tasks need as many whole weights of at least 1, "
-                             f"not {weights}.")
+        if any(share != int(share) or share < 1 for share in shares):
+            raise UsageError(f"The shares of tasks are whole and at least 1, not {shares}.")
         self.sizes, self.batch_size, self.steps = list(sizes), batch_size, steps
-        self.seed, self.start, self.weights = seed, start, [int(w) for w in weights]
-        tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.weights))
+        self.seed, self.start = seed, start
+        self.shares = each("shares", [int(share) for share in shares], len(sizes))
+        tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.shares))
         self.rounds = [{} for _ in sizes]  # per task, the permutations in use
         self.order = tasks[_permutation(len(tasks), seed)].tolist()
 
@@ -41,7 +40,7 @@ class StepSampler:
         """The global batch of one step."""
         block, place = divmod(step, len(self.order))
         task = self.order[place]
-        number = block * self.weights[task] + self.order[:place].count(task)
+        number = block * self.shares[task] + self.order[:place].count(task)
         size, first = self.sizes[task], number * self.batch_size
         known, last = self.rounds[task], first + self.batch_size
         rounds = range(first // size, -(-last // size))  # several where the windows are used up

@@ -18,8 +18,9 @@ from torch import nn
 from ups.models.fourier import FourierMixer
 from ups.models.layers import (
     Block,
+    GatedMLP,
     Grid,
-    OwnMixers,
+    Own,
     RotaryAttention,
     WindowAttention,
     bounded,
@@ -84,13 +85,16 @@ class TokenBody(nn.Module):
         c = self.config
         if c.body == "fourier":
             sizes = zip(self.tasks, c.of_tasks(len(self.tasks)), strict=True)
-            mixer = OwnMixers(FourierMixer(dim, axes_of([task]), *own) for task, own in sizes)
+            mixer = Own(FourierMixer(dim, axes_of([task]), *own) for task, own in sizes)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
-        return Block(dim, mixer, c.mlp_ratio, c.norm)
+        own = len(self.tasks) > 1 and c.own and (i + 1) % c.own == 0
+        mlps = [GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
+                for _ in self.tasks[: None if own else 1]]
+        return Block(mixer, Own(mlps) if own else mlps[0], c.norm)
 
     @property
     def hidden(self):
@@ -149,7 +153,7 @@ class TokenBody(nn.Module):
         rows = [[self._places(tokens, spec.periodic, spec.forced)]]
         for level in range(max(self.levels) + 1):
             mixer = self.stages[level][0].mixer
-            mixer = mixer[task] if isinstance(mixer, OwnMixers) else mixer
+            mixer = mixer[task] if isinstance(mixer, Own) else mixer
             rows.append(mixer.tables(tokens, spec.periodic))
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows

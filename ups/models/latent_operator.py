@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.config import UsageError
+from ups.config import each
 from ups.models.body import TokenBody
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
-LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "modes": 0, "kernel": 1, "heads": 1, "window": 1,
-         "levels": 0}
+LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "own": 0, "modes": 0, "kernel": 1, "heads": 1,
+         "window": 1, "levels": 0}
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class OperatorConfig:
     dim: int = 64           # width of the residual stream
     depth: int = 6          # blocks in all
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
+    own: int = 2            # several tasks: every n-th block has an MLP for each; 0: all share one
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
     modes: tuple[int, ...] = (8,)   # fourier: waves of an axis (of each task); 0 suits slow 1-D
     kernel: tuple[int, ...] = (5,)  # fourier: tokens of a convolution (of each task); 3 suits 2-D
@@ -56,13 +57,8 @@ class OperatorConfig:
 
     def of_tasks(self, count):
         """(modes, kernel) for each of `count` tasks."""
-        for name in ("modes", "kernel"):
-            values = getattr(self, name)
-            if len(values) not in (1, count):
-                raise UsageError(f"{name} {_words(values)}: give one number, or as many as there "
-                                 f"are tasks, {count}.")
-        return [(self.modes[i % len(self.modes)], self.kernel[i % len(self.kernel)])
-                for i in range(count)]
+        return list(zip(each("modes", self.modes, count), each("kernel", self.kernel, count),
+                        strict=True))
 
 
 def _words(values):

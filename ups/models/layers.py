@@ -39,10 +39,9 @@ class Grid(NamedTuple):
 class Block(nn.Module):
     """One residual block; with a modulation of zero it is the identity."""
 
-    def __init__(self, dim, mixer, mlp_ratio, norm):
+    def __init__(self, mixer, mlp, norm):
         super().__init__()
-        self.mixer, self.layer = mixer, norm == "layer"
-        self.mlp = GatedMLP(dim, int(dim * mlp_ratio), bound=norm == "bounded")
+        self.mixer, self.mlp, self.layer = mixer, mlp, norm == "layer"
 
     def forward(self, x, modulation, grid):
         """x (B, X, Y, Z, dim), modulation (B, 6 dim) -> (B, X, Y, Z, dim)"""
@@ -50,7 +49,7 @@ class Block(nn.Module):
         y = torch.addcmul(m[0], self.norm(x), 1 + m[1])
         x = torch.addcmul(x, m[2], self.mixer(y, grid))
         y = torch.addcmul(m[3], self.norm(x), 1 + m[4])
-        return torch.addcmul(x, m[5], self.mlp(y))
+        return torch.addcmul(x, m[5], self.mlp(y, grid))
 
     def norm(self, x):
         return F.layer_norm(x, x.shape[-1:]) if self.layer else x
@@ -65,7 +64,7 @@ class GatedMLP(nn.Module):
         self.inp = nn.Linear(dim, 2 * hidden)
         self.out = nn.Linear(hidden, dim)
 
-    def forward(self, x):
+    def forward(self, x, grid=None):
         a, b = self.inp(x).chunk(2, dim=-1)
         y = F.silu(a) * b
         return self.out(bounded(y) if self.bound else y)
@@ -76,8 +75,8 @@ def bounded(x, most=4.0, axis=-1):
     return x * torch.rsqrt(1 + x.square().mean(axis, keepdim=True) / most**2)
 
 
-class OwnMixers(nn.ModuleList):
-    """A mixer for each task, as grids and speeds differ."""
+class Own(nn.ModuleList):
+    """A layer for each task. Mixers are, as grids and speeds differ; so are some of the MLPs."""
 
     def forward(self, x, grid):
         return self[grid.task](x, grid)
