@@ -73,7 +73,7 @@ class Config(RunConfig):
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
               power=(0.5, 4), seed=(0, 2**31), **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
-        each("shares", self.shares, len(self.tasks))
+        each("--shares", self.shares, len(self.tasks))
         if self.codec not in ("patch", "grid"):
             raise UsageError(f"--codec {self.codec}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):

@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 import train_operator as script
 from benchmarks.baselines import MOMENTS, VAL, WARMUP
 from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within
-from ups.config import parse
+from ups.config import each, parse
 from ups.eval.rollout import measure
 from ups.train.step import Backward
 
@@ -33,7 +33,8 @@ def train_operator(cell, folder, turns):
     """`train_operator.main` twice: a few steps that compile and are timed, then the training."""
     cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
     count, own = len(cell["tasks"]), [*cell["flags"], "--tasks", *cell["tasks"]]
-    chunk = -(-(CHUNK if cuda else 1) // count) * count  # whole rounds of all tasks
+    round_ = sum(each("shares", parse(script.Config, own).shares, count))
+    chunk = -(-(CHUNK if cuda else 1) // round_) * round_  # whole rounds of all tasks
     few, begin = 20 * chunk, chunk
     marks, curve, result = [], [], {}
 

@@ -150,7 +150,7 @@ def test_moves_have_random_numbers_of_their_own():
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
-    (["--shares", "2", "1"], "shares 2 1: give one number, or as many as there are tasks, 1"),
+    (["--shares", "2", "1"], "--shares 2 1: give one number, or as many as there are tasks, 1"),
     (["--shares", "0"], "--shares must be at least 1, not 0"),
     (["--model.modes", "0", "4"], "modes 0 4: give one number, or as many as there are"),
 ])

@@ -87,4 +87,4 @@ def load_stage(run, stage, build):
 
 
 def _sizes(config):
-    return OperatorConfig(**config["model"])
+    return OperatorConfig(**{"own": 0} | config["model"])  # before there was `own`, it was zero

@@ -59,8 +59,9 @@ def test_a_task_smaller_than_a_batch_goes_round():
 
 @pytest.mark.parametrize("options, sentence", [
     ({"shares": [1, 2]}, "give one number, or as many as there are tasks, 3"),
-    ({"shares": [1, 2, 0]}, "whole and at least 1"),
-    ({"shares": [1, 2, 0.5]}, "whole and at least 1"),
+    ({"shares": [1, 2, 0]}, "whole numbers from 1 to 100"),
+    ({"shares": [1, 2, 10**19]}, "whole numbers from 1 to 100"),
+    ({"shares": [1, 2, 0.5]}, "whole numbers from 1 to 100"),
     ({"sizes": [5, 0]}, "Nothing to draw"),
     ({"batch_size": 0}, "Nothing to draw"),
 ])

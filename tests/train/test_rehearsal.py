@@ -104,7 +104,7 @@ def test_the_largest_micro_batch_from_two_probes(monkeypatch):
     """Memory is 10 + 3 rows here, the card has 100 (95 of them are used): 28 rows fit."""
     backward = SimpleNamespace(micro_batch=32)
     run = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cuda")),
-                          backward=backward, cfg=SimpleNamespace(steps=100))
+                          backward=backward, cfg=SimpleNamespace(steps=100), round=1)
     monkeypatch.setattr(rehearsal, "peak_memory", lambda _: 10 + 3 * backward.micro_batch)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     clock, used = rehearsal.Clock(run), []
@@ -115,6 +115,16 @@ def test_the_largest_micro_batch_from_two_probes(monkeypatch):
     assert used == [32, 1, 4, 32, 32, 32, 32, 32] and clock.peaks == {1: 13, 4: 22}
     assert clock.fitting(32, 100) == 28 and clock.fitting(16, 100) == 16
     assert clock.fitting(32, 1) == 1
+
+
+def test_a_step_takes_the_mean_of_a_round_of_tasks():
+    """Two tasks in turns, of 1 and 3 s; the first of each compiles, the last step evaluates."""
+    clock = rehearsal.Clock(SimpleNamespace(round=2))
+    clock.marks = torch.tensor([0, 50, 80, 1, 3, 1.5, 3.5, 1, 90]).cumsum(0).tolist()
+    assert clock.step_seconds() == 2.0
+    clock.run.round = 1
+    assert clock.step_seconds() == 1.0
+    assert [rehearsal.length(SimpleNamespace(round=n)) for n in (1, 4, 5, 11)] == [8, 8, 10, 22]
 
 
 def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys):

@@ -21,8 +21,8 @@ class StepSampler:
     def __init__(self, sizes, batch_size, steps, seed, shares=(1,), start=0):
         if not sizes or min(sizes) < 1 or batch_size < 1:
             raise UsageError(f"Nothing to draw: batches of {batch_size} from {sizes} windows.")
-        if any(share != int(share) or share < 1 for share in shares):
-            raise UsageError(f"The shares of tasks are whole and at least 1, not {shares}.")
+        if any(share != int(share) or not 1 <= share <= 100 for share in shares):
+            raise UsageError(f"The shares of tasks are whole numbers from 1 to 100, not {shares}.")
         self.sizes, self.batch_size, self.steps = list(sizes), batch_size, steps
         self.seed, self.start = seed, start
         self.shares = each("shares", [int(share) for share in shares], len(sizes))

@@ -21,10 +21,15 @@ from ups.train.checkpoint import checkpoints, damage, gather_state, read_checkpo
 from ups.train.policy import PeerFailed, on_main
 from ups.train.step import is_out_of_memory
 
-STEPS = 8  # of a rehearsal; the first ones compile and warm up
+STEPS = 8  # of a rehearsal at least; the first ones compile and warm up
 PROBES = {1: 1, 2: 4}  # rows per chunk at the second and third step: what memory does a row take?
 TRACED = range(3, 6)  # steps in the profiler's trace, counted from the start of the process
 GIB = 2**30
+
+
+def length(run):
+    """Steps of a rehearsal: every task comes at least twice."""
+    return max(STEPS, 2 * run.round)
 
 
 class Rehearsed(Exception):
@@ -56,9 +61,14 @@ class Clock:
             torch.cuda.reset_peak_memory_stats()
 
     def step_seconds(self):
-        """The quickest step, but for the last one, which evaluates and saves."""
+        """The mean of a round of all tasks, each place in it at its quickest.
+
+        The last step evaluates and saves: it does not count.
+        """
         steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        return min(steps[:-1] or steps)
+        steps = steps[:-1] or steps
+        places = [min(steps[i :: self.run.round]) for i in range(min(self.run.round, len(steps)))]
+        return sum(places) / len(places)
 
     def fitting(self, rows, total):
         """How many of `rows` fit into 95 % of `total` bytes: memory is a + b * rows."""

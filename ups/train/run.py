@@ -95,13 +95,13 @@ class Run:
         `lineage` names what the stage is built on by fingerprint; another one is refused.
         """
         self.parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
-        self.backward, self.lineage = backward, lineage
+        self.backward, self.lineage, self.round = backward, lineage, len(sampler.order)
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
             backward.micro_batch = min(self.cfg.micro_batch or half, half)
             backward.splits = 1
         if self.cfg.dry_run:
-            self.step = sampler.start = max(0, self.cfg.steps - rehearsal.STEPS)
+            self.step = sampler.start = max(0, self.cfg.steps - rehearsal.length(self))
             return
         newest = on_main(self.accelerator, self._newest)
         if newest is None:
