@@ -34,7 +34,6 @@ from ups.train.step import Backward, Captured, compile_model, fused
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
-    # data
     tasks: tuple[str, ...] = ("burgers1d",)  # PDEs; some files of a family: burgers1d:nu=0.01,0.1
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
@@ -44,10 +43,9 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     model: OperatorConfig = OperatorConfig()
-    # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
-    shares: tuple[int, ...] = (1,)  # of the batches, of each task: 2 1 are two thirds and a third
+    shares: tuple[int, ...] = (1,)  # of each task in the batches: 2 1 has the first twice as often
     lr: float = 8e-3            # highest learning rate
     rms: float = 0.2            # size of the blocks' updates (Muon's) / lr
     momentum: float = 0.98      # of Muon; 0.95 is better below some 1000 steps
@@ -86,8 +84,9 @@ def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
     `mask` weighs the latent channels by their share of the norm of the field (zero where padded),
     so this is |u_hat - u| / |u - mean| over space, in units of a task's typical change in a step.
     """
-    (z, z_hat), loss = augmented(batch, tasks), 0.0
+    z, z_hat = augmented(batch, tasks)
     task = tasks[batch["task"]] if tasks else None
+    loss = 0.0
     for i in range(1, batch["unroll"] + 1):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         loss = loss + relative_error(z_hat, z[:, i], batch["mask"])

@@ -29,12 +29,17 @@ def swapped(module, **names):
         vars(module).update(before)
 
 
+def chunk_of(cfg, cuda):
+    """Steps that are timed together: whole rounds of all tasks."""
+    size = sum(each("shares", cfg.shares, len(cfg.tasks)))
+    return -(-(CHUNK if cuda else 1) // size) * size
+
+
 def train_operator(cell, folder, turns):
     """`train_operator.main` twice: a few steps that compile and are timed, then the training."""
     cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
-    count, own = len(cell["tasks"]), [*cell["flags"], "--tasks", *cell["tasks"]]
-    round_ = sum(each("shares", parse(script.Config, own).shares, count))
-    chunk = -(-(CHUNK if cuda else 1) // round_) * round_  # whole rounds of all tasks
+    own = [*cell["flags"], "--tasks", *cell["tasks"]]
+    chunk = chunk_of(parse(script.Config, own), cuda)
     few, begin = 20 * chunk, chunk
     marks, curve, result = [], [], {}
 

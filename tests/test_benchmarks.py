@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import train_operator
-from benchmarks import accuracy, baselines, pdebench, ratios, step, turns
+from benchmarks import accuracy, baselines, pdebench, ratios, step, turns, watched
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import Conv1d, UNet, UNetConfig
 from ups.config import UsageError, parse
@@ -86,6 +86,14 @@ def test_the_number_of_steps_fits_the_time():
     assert turns.steps_within(100.0, {1: 0.5}) == 200
     marks = [(0, 1, 0.0), (10, 1, 30.0), (20, 1, 32.0), (30, 2, 53.0), (40, None, 83.0)]
     assert turns.step_times(marks) == {1: 0.2, 2: 3.0}  # the least of 3, 0.2 and 2.1
+
+
+@pytest.mark.parametrize("shares, on_a_card, elsewhere", [
+    ([], 20, 2), ([3], 24, 6), ([2, 1], 21, 3), ([30, 1], 31, 31)])
+def test_steps_are_timed_in_whole_rounds_of_all_tasks(shares, on_a_card, elsewhere):
+    cfg = parse(train_operator.Config, ["--tasks", "burgers1d", "swe2d",
+                                        *(["--shares", *map(str, shares)] if shares else [])])
+    assert [watched.chunk_of(cfg, cuda) for cuda in (True, False)] == [on_a_card, elsewhere]
 
 
 def test_whoever_times_its_steps_is_alone(tmp_path):

@@ -138,6 +138,15 @@ def test_moves_have_random_numbers_of_their_own():
     assert torch.equal(part, whole[[4, 1]]) and not (later == part).any()
 
 
+def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
+    seen, real = [], script.prepared
+    monkeypatch.setattr(script, "prepared",
+                        lambda batch, *args: seen.append(batch["task"]) or real(batch, *args))
+    script.main([*flags(tmp_path, data), "--steps", "8", "--tasks", "advection1d", "darcy2d",
+                 "--patch", "4", "--shares", "3", "1"])
+    assert [seen.count(0), seen.count(1)] == [6, 2]
+
+
 @pytest.mark.parametrize("more, words", [
     (["--tasks", "burgers2d"], "burgers2d"),
     (["--tasks", "burgers1d:nu=7"], "nu"),

@@ -91,10 +91,12 @@ class TokenBody(nn.Module):
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
         else:  # heads keep their width where the stream is wider
             mixer = WindowAttention(dim, c.heads * dim // c.dim, c.window, shifted=i % 2 == 1)
+
+        def mlp():
+            return GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
+
         own = len(self.tasks) > 1 and c.own and (i + 1) % c.own == 0
-        mlps = [GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
-                for _ in self.tasks[: None if own else 1]]
-        return Block(mixer, Own(mlps) if own else mlps[0], c.norm)
+        return Block(mixer, Own(mlp() for _ in self.tasks) if own else mlp(), c.norm)
 
     @property
     def hidden(self):

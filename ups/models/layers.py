@@ -76,7 +76,7 @@ def bounded(x, most=4.0, axis=-1):
 
 
 class Own(nn.ModuleList):
-    """A layer for each task. Mixers are, as grids and speeds differ; so are some of the MLPs."""
+    """A layer for each task: a Fourier mixer, as grids and speeds differ, or an MLP."""
 
     def forward(self, x, grid):
         return self[grid.task](x, grid)
