@@ -65,11 +65,12 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = "steps batch_size shares unroll patch stride_x stride_t early val_trajectories"
+        counts = "steps batch_size unroll patch stride_x stride_t early val_trajectories"
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              power=(0.5, 4), seed=(0, 2**31), **dict.fromkeys(counts.split(), (1, math.inf)))
+              power=(0.5, 4), shares=(1, 100), seed=(0, 2**31),
+              **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
         if self.codec not in ("patch", "grid"):

@@ -94,6 +94,8 @@ class Config:
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
         if self.joint and self.joint.split()[:1] != ["operator"]:
             raise UsageError(f"--joint {self.joint}: it begins with operator.")
+        if self.joint and len(self.task) < 2:
+            raise UsageError("--joint is one operator for several tasks; name them by --task.")
         for model in (*self.models, self.joint):
             names = [word.split("=")[0].removeprefix("--").removeprefix("no-")
                      for word in shlex.split(model) if word.startswith("--")]

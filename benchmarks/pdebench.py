@@ -4,14 +4,18 @@
     python -m benchmarks.pdebench --task swe2d --flags "--model.dim 96 --steps 20000"
 
 For each task: `ups.data make --preset pdebench`, `train_operator.py` with the flags below and the
-published strides, `evaluate.py --protocol pdebench`. What is finished is not done again. Ten frames
-are given, of which the operator sees the last; darcy2d is one step. The goals are what a carefully
-retrained FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
+published strides, `evaluate.py --protocol pdebench`. What is finished is not done again, and what
+was cut is taken up (`train s` is then nan); exit code 1 where a task failed. Ten frames are given,
+of which the operator sees the last; darcy2d is one step. The goals are what a carefully retrained
+FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
 """
 
+import ctypes
 import dataclasses
 import json
+import math
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -19,8 +23,10 @@ from pathlib import Path
 
 import torch
 
+import train_operator
 from ups.config import UsageError, command, parse
 from ups.eval.metrics import NRMSE
+from ups.train.policy import PR_SET_PDEATHSIG
 
 LINE = ("--stride_x 4 --stride_t 5 --batch_size 64 --steps 40000 --lr 2e-3 --rms 0.1 --fade 1e-3 "
         "--tf32 backward --model.dim 128 --model.depth 8 --model.modes 0")
@@ -37,7 +43,7 @@ ROWS = {  # task -> (flags of make, flags of training, goal)
 @dataclasses.dataclass(frozen=True)
 class Config:
     task: tuple[str, ...] = tuple(ROWS)  # some of burgers1d advection1d diffreact2d swe2d darcy2d
-    flags: str = ""                      # in quotes: more for train_operator.py; the last one wins
+    flags: str = ""                      # more for train_operator.py: --flags="--lr 1e-3"
     preset: str = "pdebench"             # small, to try it out: not comparable
     out: str = "benchmarks/results/pdebench"  # data, runs and logs
 
@@ -45,49 +51,74 @@ class Config:
         for task in self.task:
             if task not in ROWS:
                 raise UsageError(f"--task {task}: it is one of {', '.join(ROWS)}.")
+        try:
+            shlex.split(self.flags)
+        except ValueError:
+            raise UsageError(f"--flags {self.flags}: a quotation mark is not closed.") from None
+
+
+class Failed(Exception):
+    """A command of this project that ended with an error."""
 
 
 def call(log, *line):
-    """Run a command of this project; its output goes to a file."""
+    """Run a command of this project, which ends when this one does; its output goes to a file."""
     print(f"{line[0] if line[0] != '-m' else line[1]}: see {log}", file=sys.stderr)
-    with open(log, "w") as file:
-        code = subprocess.run([sys.executable, *line], stdout=file, stderr=file,
-                              cwd=Path(__file__).resolve().parent.parent).returncode
+    with open(log, "a") as file:
+        code = subprocess.run(
+            [sys.executable, *line], stdout=file, stderr=file, cwd=Path(__file__).parents[1],
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)).returncode
     if code:
-        raise UsageError(f"`{shlex.join(line)}` ended with {code}; see {log}.")
+        said = log.read_text().splitlines()
+        reasons = [text for text in said if text.startswith("error: ")] or said or [""]
+        raise Failed(f"{line[0]} ended with {code}: {reasons[-1]} (all of it: {log})")
+
+
+def training(task, cfg, out):
+    """The command line of train_operator.py; of a flag that comes twice the last one wins."""
+    strides = [] if cfg.preset == "pdebench" else ["--stride_x", "1", "--stride_t", "1"]
+    return ["--run", str(out / "runs" / task), "--data", str(out / "data" / task), "--cache",
+            str(out / "cache"), "--tasks", task, "--ema", "0.999", "--warmup", "500",
+            "--eval_every", "5000", "--save_every", "5000", *shlex.split(ROWS[task][1]), *strides,
+            *["--compile"] * torch.cuda.is_available(), *shlex.split(cfg.flags)]
 
 
 def measure(task, cfg, out):
     """Data, training and evaluation of one task: the operator's nRMSE and interval, seconds."""
-    making, training, _ = ROWS[task]
-    run, data = out / "runs" / task, out / "data" / task
-    strides = [] if cfg.preset == "pdebench" else ["--stride_x", "1", "--stride_t", "1"]
-    call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset, "--out",
-         str(data), *shlex.split(making))
-    begin = time.perf_counter()
-    call(out / f"{task}.train.txt", "train_operator.py", "--run", str(run), "--data", str(data),
-         "--cache", str(out / "cache"), "--tasks", task, "--ema", "0.999", "--warmup", "500",
-         "--eval_every", "5000", "--save_every", "5000", *shlex.split(training), *strides,
-         *["--compile"] * torch.cuda.is_available(), *shlex.split(cfg.flags))
-    seconds = time.perf_counter() - begin
-    call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol", "pdebench")
-    folder = run / "evaluation_pdebench" / "metrics.json"
-    result = json.loads(folder.read_text())["tasks"][task]
-    score = result["forecasts"]["operator"]["scores"]["nrmse"]
-    return score, result["protocol"], seconds
+    run = out / "runs" / task
+    result = run / "evaluation_pdebench" / "metrics.json"
+    seconds = math.nan  # of a part of the training it would mislead
+    if not result.exists():
+        call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset,
+             "--out", str(out / "data" / task), *shlex.split(ROWS[task][0]))
+        begin = math.nan if run.exists() else time.perf_counter()
+        call(out / f"{task}.train.txt", "train_operator.py", *training(task, cfg, out))
+        seconds = time.perf_counter() - begin
+        call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol",
+             "pdebench")
+    result = json.loads(result.read_text())["tasks"][task]
+    return result["forecasts"]["operator"]["scores"]["nrmse"], result["protocol"], seconds
 
 
 def main(argv=None):
-    cfg = parse(Config, argv, __doc__)
+    cfg, failed = parse(Config, argv, __doc__), False
     out = Path(cfg.out).resolve()
+    for task in cfg.task:  # before any work
+        parse(train_operator.Config, training(task, cfg, out))
     out.mkdir(parents=True, exist_ok=True)
     print(f"{'':12} {'nRMSE':>9}  {'95 % interval':21} {'goal':>8} {'train s':>8}  protocol")
     for task in cfg.task:
-        score, protocol, seconds = measure(task, cfg, out)
+        try:
+            score, protocol, seconds = measure(task, cfg, out)
+        except Failed as error:
+            print(f"{task}: {error}", file=sys.stderr)
+            failed = True
+            continue
         low, high = score["interval"]
         print(f"{task:12} {score['all']:9.2e}  {low:.2e} to {high:.2e}  {ROWS[task][2]:8.1e} "
               f"{seconds:8.0f}  {protocol}", flush=True)
     print(NRMSE + ".")
+    return failed
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -233,6 +234,7 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
 @pytest.mark.parametrize("argv, words", [
     (["--task", "burgers2d"], "burgers2d"), (["--models", "transformer"], "operator, fno or unet"),
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
+    (["--joint", "operator"], "for several tasks"),
     (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
     (["--models", "unet --tf32 half"], "unet --tf32 half: --tf32 half: it is all, backward, none"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
@@ -258,7 +260,72 @@ def test_a_published_row_names_flags_that_exist(task):
     solver, given = SOLVERS[task], shlex.split(making)
     assert {key: float(value) for key, value in zip(given[::2], given[1::2], strict=True)}.keys() \
         <= {f"--{key}" for key in solver.PARAMS}
-    points, frames = PUBLISHED.get(task, (128, 1))
+    points, frames = PUBLISHED[task]
     preset = solver.PRESETS["pdebench"]
     assert preset["grid"] // cfg.stride_x == points
-    assert -(-preset.get("frames", 1) // cfg.stride_t) == frames and 0 < goal < 0.1
+    assert -(-preset.get("frames", 2) // cfg.stride_t) == frames and 0 < goal < 0.1
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--flags=--stepz 3"], "--steps"),
+    (["--flags=--steps '3"], "a quotation mark is not closed"),
+    (["--task", "ns2d"], "--task ns2d"),
+])
+def test_wrong_use_of_the_published_rows_is_known_before_any_work(tmp_path, argv, words):
+    with pytest.raises(UsageError, match=words):
+        pdebench.main([*argv, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failing_row_leaves_the_others_and_a_finished_one_is_not_done_again(
+        tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def call(log, *line):
+        calls.append((log.name.split(".")[0], line[0] if line[0] != "-m" else line[1]))
+        run = tmp_path / "runs" / calls[-1][0]
+        if calls[-1] == ("burgers1d", "train_operator.py"):
+            raise pdebench.Failed("the loss is nan")
+        if line[0] == "evaluate.py":
+            (run / "evaluation_pdebench").mkdir(parents=True)
+            score = {"operator": {"scores": {"nrmse": {"all": 0.25, "interval": [0.1, 0.5]}}}}
+            (run / "evaluation_pdebench" / "metrics.json").write_text(json.dumps(
+                {"tasks": {run.name: {"forecasts": score, "protocol": "as published"}}}))
+
+    monkeypatch.setattr(pdebench, "call", call)
+    argv = ["--task", "burgers1d", "swe2d", "--out", str(tmp_path)]
+    assert pdebench.main(argv) is True
+    assert calls == [("burgers1d", "ups.data"), ("burgers1d", "train_operator.py"),
+                     ("swe2d", "ups.data"), ("swe2d", "train_operator.py"),
+                     ("swe2d", "evaluate.py")]
+    shown = capsys.readouterr()
+    assert "burgers1d: the loss is nan" in shown.err and "burgers1d" not in shown.out
+    assert "swe2d         2.50e-01  1.00e-01 to 5.00e-01   1.9e-03        0  as pub" in shown.out
+    calls.clear()
+    assert pdebench.main([*argv[:1], "swe2d", *argv[3:]]) is False
+    assert not calls and "1.9e-03      nan  as published" in capsys.readouterr().out
+
+
+def test_a_command_of_the_published_rows_says_why_it_failed_and_ends_with_its_parent(tmp_path):
+    log = tmp_path / "log.txt"
+    with pytest.raises(pdebench.Failed, match="ended with 3: error: no luck"):
+        pdebench.call(log, "-c", "print('error: no luck\\nbye'); raise SystemExit(3)")
+    child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); " \
+            "time.sleep(300)"
+    code = "from pathlib import Path; from benchmarks import pdebench; " \
+           f"pdebench.call(Path({str(log)!r}), '-c', {child!r})"
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=accuracy.ROOT,
+                              stderr=subprocess.DEVNULL)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    parent.kill()
+    parent.wait()
+    pid = (tmp_path / "pid").read_text()
+    until(lambda: not Path(f"/proc/{pid}").exists()
+          or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -160,7 +160,8 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
     (["--shares", "2", "1"], "--shares 2 1: give one number, or as many as there are tasks, 1"),
-    (["--shares", "0"], "--shares must be at least 1, not 0"),
+    (["--shares", "0"], "--shares must be between 1 and 100, not 0"),
+    (["--shares", "101"], "--shares must be between 1 and 100, not 101"),
     (["--model.modes", "0", "4"], "modes 0 4: give one number, or as many as there are"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):

@@ -11,7 +11,7 @@ from ups.data.tasks import TASKS
 FOLDERS = {"initial": "evaluation", "pdebench": "evaluation_pdebench"}  # in the run's folder
 GIVEN = 10  # frames that PDEBench gives
 PUBLISHED = {"advection1d": (256, 41), "burgers1d": (256, 41), "diffreact2d": (128, 101),
-             "swe2d": (128, 101)}  # points per axis and frames, after the published strides
+             "swe2d": (128, 101), "darcy2d": (128, 2)}  # points per axis and frames, after strides
 
 
 def begin(fields, protocol):
@@ -29,11 +29,16 @@ def begin(fields, protocol):
 def in_words(spec, protocol):
     """The protocol in a phrase, and a warning where it is not the published one."""
     size = f"{' x '.join(map(str, spec.grid))} points, steps of {spec.dt:g}"
-    if protocol == "initial" or TASKS[spec.task].layout == "steady":
-        return f"rolled out from one true frame over {spec.frames - 1} steps; {size}"
-    text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; the "
-            f"{spec.frames - 1} frames after them count; {size}")
-    points, frames = PUBLISHED.get(spec.task, (None, None))
-    if points and (points, frames) != (spec.grid[0], spec.frames + GIVEN - 1):
-        text += f" (published: {points} points an axis and {frames} frames: do not compare)"
-    return text
+    steady = TASKS[spec.task].layout == "steady"
+    if protocol == "initial" or steady:
+        steps = f"{spec.frames - 1} step{'s' * (spec.frames > 2)}"
+        text, frames = f"rolled out from one true frame over {steps}; {size}", spec.frames
+    else:
+        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; the "
+                f"{spec.frames - 1} frames after them count; {size}")
+        frames = spec.frames + GIVEN - 1
+    published = PUBLISHED.get(spec.task)
+    if protocol == "initial" or published in (None, (spec.grid[0], frames)):
+        return text
+    long = "" if steady else f" and {published[1]} frames"
+    return f"{text} (published: {published[0]} points an axis{long}: do not compare)"

@@ -57,8 +57,8 @@ class OperatorConfig:
 
     def of_tasks(self, count):
         """(modes, kernel) for each of `count` tasks."""
-        return list(zip(each("modes", self.modes, count), each("kernel", self.kernel, count),
-                        strict=True))
+        return list(zip(each("--model.modes", self.modes, count),
+                        each("--model.kernel", self.kernel, count), strict=True))
 
 
 def _words(values):
