@@ -94,14 +94,14 @@ class Config:
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
         if self.joint and self.joint.split()[:1] != ["operator"]:
             raise UsageError(f"--joint {self.joint}: it begins with operator.")
-        if self.joint and len(self.task) < 2:
-            raise UsageError("--joint is one operator for several tasks; name them by --task.")
         for model in (*self.models, self.joint):
             names = [word.split("=")[0].removeprefix("--").removeprefix("no-")
                      for word in shlex.split(model) if word.startswith("--")]
             if taken := [name for name in names if name in GIVEN]:
                 raise UsageError(f"{model}: --{taken[0]} is the benchmark's to give; leave it out "
                                  "(beside --models there are --task, --seconds, --preset, --seed).")
+        if self.joint and len(self.task) < 2:
+            raise UsageError("--joint is one operator for several tasks; name them by --task.")
 
 
 # ---- one cell in a process of its own

@@ -65,11 +65,12 @@ def call(log, *line):
     """Run a command of this project, which ends when this one does; its output goes to a file."""
     print(f"{line[0] if line[0] != '-m' else line[1]}: see {log}", file=sys.stderr)
     with open(log, "a") as file:
+        begin = file.tell()
         code = subprocess.run(
             [sys.executable, *line], stdout=file, stderr=file, cwd=Path(__file__).parents[1],
             preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)).returncode
     if code:
-        said = log.read_text().splitlines()
+        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
         reasons = [text for text in said if text.startswith("error: ")] or said or [""]
         raise Failed(f"{line[0]} ended with {code}: {reasons[-1]} (all of it: {log})")
 
@@ -87,13 +88,12 @@ def measure(task, cfg, out):
     """Data, training and evaluation of one task: the operator's nRMSE and interval, seconds."""
     run = out / "runs" / task
     result = run / "evaluation_pdebench" / "metrics.json"
-    seconds = math.nan  # of a part of the training it would mislead
+    call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset, "--out",
+         str(out / "data" / task), *shlex.split(ROWS[task][0]))
+    begin = math.nan if run.exists() else time.perf_counter()  # of a part it would mislead
+    call(out / f"{task}.train.txt", "train_operator.py", *training(task, cfg, out))
+    seconds = time.perf_counter() - begin
     if not result.exists():
-        call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset,
-             "--out", str(out / "data" / task), *shlex.split(ROWS[task][0]))
-        begin = math.nan if run.exists() else time.perf_counter()
-        call(out / f"{task}.train.txt", "train_operator.py", *training(task, cfg, out))
-        seconds = time.perf_counter() - begin
         call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol",
              "pdebench")
     result = json.loads(result.read_text())["tasks"][task]

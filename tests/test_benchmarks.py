@@ -286,8 +286,10 @@ def test_a_failing_row_leaves_the_others_and_a_finished_one_is_not_done_again(
         run = tmp_path / "runs" / calls[-1][0]
         if calls[-1] == ("burgers1d", "train_operator.py"):
             raise pdebench.Failed("the loss is nan")
+        if line[0] == "train_operator.py":
+            run.mkdir(parents=True, exist_ok=True)
         if line[0] == "evaluate.py":
-            (run / "evaluation_pdebench").mkdir(parents=True)
+            (run / "evaluation_pdebench").mkdir()
             score = {"operator": {"scores": {"nrmse": {"all": 0.25, "interval": [0.1, 0.5]}}}}
             (run / "evaluation_pdebench" / "metrics.json").write_text(json.dumps(
                 {"tasks": {run.name: {"forecasts": score, "protocol": "as published"}}}))
@@ -303,13 +305,16 @@ def test_a_failing_row_leaves_the_others_and_a_finished_one_is_not_done_again(
     assert "swe2d         2.50e-01  1.00e-01 to 5.00e-01   1.9e-03        0  as pub" in shown.out
     calls.clear()
     assert pdebench.main([*argv[:1], "swe2d", *argv[3:]]) is False
-    assert not calls and "1.9e-03      nan  as published" in capsys.readouterr().out
+    assert calls == [("swe2d", "ups.data"), ("swe2d", "train_operator.py")]  # they see it is done
+    assert "1.9e-03      nan  as published" in capsys.readouterr().out
 
 
 def test_a_command_of_the_published_rows_says_why_it_failed_and_ends_with_its_parent(tmp_path):
     log = tmp_path / "log.txt"
     with pytest.raises(pdebench.Failed, match="ended with 3: error: no luck"):
         pdebench.call(log, "-c", "print('error: no luck\\nbye'); raise SystemExit(3)")
+    with pytest.raises(pdebench.Failed, match="ended with 1: KeyError: 'luck'"):  # this call's own
+        pdebench.call(log, "-c", "{}['luck']")
     child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); " \
             "time.sleep(300)"
     code = "from pathlib import Path; from benchmarks import pdebench; " \
