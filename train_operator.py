@@ -34,6 +34,7 @@ from ups.train.step import Backward, Captured, compile_model, fused
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
+    # data
     tasks: tuple[str, ...] = ("burgers1d",)  # PDEs; some files of a family: burgers1d:nu=0.01,0.1
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
@@ -42,7 +43,9 @@ class Config(RunConfig):
     components: str = "auto"    # latent channels per token: a number, all, or auto
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
+    # model
     model: OperatorConfig = OperatorConfig()
+    # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # global: the number of processes does not change it
     shares: tuple[int, ...] = (1,)  # of each task in the batches: 2 1 has the first twice as often
@@ -60,6 +63,7 @@ class Config(RunConfig):
     symmetry: bool = True       # random shifts; --codec patch: mirror images, sums of linear tasks
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
+    # evaluation
     val_trajectories: int = 64  # of each task that a validation rolls out
     seed: int = 0               # of weights, batches, moves and noise
 

@@ -3,11 +3,11 @@
     python -m benchmarks.pdebench --task burgers1d advection1d
     python -m benchmarks.pdebench --task swe2d --flags "--model.dim 96 --steps 20000"
 
-For each task: `ups.data make --preset pdebench`, `train_operator.py` with the flags below and the
-published strides, `evaluate.py --protocol pdebench`. What is finished is not done again, and what
-was cut is taken up (`train s` is then nan); exit code 1 where a task failed. Ten frames are given,
-of which the operator sees the last; darcy2d is one step. The goals are what a carefully retrained
-FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
+For each task: `ups.data make --preset pdebench`, `train_operator.py` with the flags in this file
+and the published strides, `evaluate.py --protocol pdebench`. What is finished is not done again,
+and what was cut is taken up (`train s` is then nan); exit code 1 where a task failed. Ten frames
+are given, of which the operator sees the last; darcy2d is one step. The goals are what a carefully
+retrained FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
 """
 
 import ctypes
@@ -63,7 +63,8 @@ class Failed(Exception):
 
 def call(log, *line):
     """Run a command of this project, which ends when this one does; its output goes to a file."""
-    print(f"{line[0] if line[0] != '-m' else line[1]}: see {log}", file=sys.stderr)
+    name = line[1] if line[0] == "-m" else line[0]
+    print(f"{name}: see {log}", file=sys.stderr)
     with open(log, "a") as file:
         begin = file.tell()
         code = subprocess.run(
@@ -72,7 +73,7 @@ def call(log, *line):
     if code:
         said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
         reasons = [text for text in said if text.startswith("error: ")] or said or [""]
-        raise Failed(f"{line[0]} ended with {code}: {reasons[-1]} (all of it: {log})")
+        raise Failed(f"{name} ended with {code}: {reasons[-1]} (all of it: {log})")
 
 
 def training(task, cfg, out):
