@@ -59,12 +59,13 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
                      "--model.dim 128 --model.depth 8 --model.modes 0",
     ("operator", "advection1d"): "--power 2",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
-    ("operator", "swe2d"): "--lr 4e-3",
+    ("operator", "swe2d"): "--lr 4e-3 --rms 0.2",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
     ("unet", 2): "--batch_size 32 --fade 1e-3 --lr 2.5e-4",
+    ("unet", "diffreact2d"): "--lr 5e-4",
 }
 
 
