@@ -213,7 +213,7 @@ def main(argv=None):
     wanted = [(model, [task], cfg.seconds) for task, model in itertools.product(tasks, cfg.models)]
     if cfg.joint:  # first: it takes longest
         wanted.insert(0, (cfg.joint, tasks, cfg.seconds * len(tasks)))
-    cells = {}  # folder -> cell
+    cells, names = {}, {}  # folder -> cell, and what this call names it: several may mean the same
     for model, some, seconds in wanted:
         cell = {"model": model, "kind": model.split()[0], "flags": flags_of(model, some),
                 "tasks": some, "seconds": seconds, "seed": cfg.seed, "device": device,
@@ -223,7 +223,10 @@ def main(argv=None):
             key = digest(cell | {"model": "", "flags": "", "settings": settings(cell)})
         except UsageError as error:
             raise UsageError(f"{model}: {error}") from error
-        cells[out / f"{'_'.join(some)}_{cell['kind']}_{key}"] = cell
+        folder = out / f"{'_'.join(some)}_{cell['kind']}_{key}"
+        cells[folder] = cell
+        names.setdefault(folder, []).append(
+            model if len(some) == 1 else f"one {model} for {len(some)} tasks, {seconds:g} s")
     locks = {f: reserve(f) for f in cells if not (f / "result.json").exists()}
     todo = {f: cells[f] for f in locks if not (f / "result.json").exists()}  # now nobody else's
     if todo:
@@ -244,12 +247,8 @@ def main(argv=None):
             if task in shown or any(folder in busy or folder in waiting for folder in mine):
                 continue
             shown.add(task)
-            results = {}  # by the names of this call: a stored one may have had another
-            for f in [f for f in mine if (f / "result.json").exists()]:
-                name, cell = cells[f]["model"], cells[f]
-                if len(cell["tasks"]) > 1:
-                    name = f"one {name} for {len(cell['tasks'])} tasks, {cell['seconds']:g} s"
-                results[name] = json.loads((f / "result.json").read_text())
+            results = {name: json.loads((f / "result.json").read_text())
+                       for f in mine if (f / "result.json").exists() for name in names[f]}
             if results:
                 report(task, results, out)
         time.sleep(0.2)

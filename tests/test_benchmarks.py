@@ -170,6 +170,13 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     changed = cell | {"flags": [*cell["flags"], "--lr", "1e-4"]}
     assert accuracy.settings(changed) != accuracy.settings(cell)
 
+    # two names of one configuration: a row for each, from one training
+    twice = [models[0], f"{models[0]} --power 2"]  # advection1d has it anyway
+    capfd.readouterr()
+    assert not accuracy.main(["--task", "advection1d", "--models", *twice, models[1], *common])
+    shown = capfd.readouterr().out
+    assert [shown.count(f"\n{name}  ") for name in twice] == [1, 1], shown
+
     # a roll-out that overflowed, a name of another day, a cell that another call is training
     path, = tmp_path.glob("*_fno_*/result.json")
     result = json.loads(path.read_text()) | {"model": "once"}
