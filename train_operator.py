@@ -44,6 +44,7 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
+    whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
@@ -73,7 +74,7 @@ class Config(RunConfig):
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              power=(0.5, 4), shares=(1, 100), seed=(0, 2**31),
+              power=(0.5, 4), shares=(1, 100), whiten=(0, 1), seed=(0, 2**31),
               **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
@@ -171,7 +172,8 @@ def main(argv=None):
                             **run.loader_options(latents.windows))
 
         # model
-        model = LatentOperator(cfg.model, [task.spec for task in latents.tasks])
+        specs = [task.seen_by(cfg.whiten) for task in latents.tasks]
+        model = LatentOperator(cfg.model, specs)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
@@ -215,7 +217,7 @@ def main(argv=None):
         # export
         with ema.applied(model, best=True):
             run.export(model, {"model": dataclasses.asdict(cfg.model),
-                               "tasks": [dataclasses.asdict(task.spec) for task in latents.tasks],
+                               "tasks": [dataclasses.asdict(spec) for spec in specs],
                                "fields": [task.fields.about for task in latents.tasks]})
             finish_operator(run, model, latents.tasks)
 

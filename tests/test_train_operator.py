@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 import types
 from pathlib import Path
@@ -346,6 +347,10 @@ def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):
     script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "ns2d", "--steps", "1"])
     config = json.loads((tmp_path / "run" / "operator" / "model" / "config.json").read_text())
     assert config["tasks"][0]["periodic"] and config["tasks"][0]["forced"] == [1]
+    codec, _ = load_codec(tmp_path / "run" / "codec" / "ns2d" / "model")
+    seen = torch.tensor(config["tasks"][0]["seen"])  # halfway to how much a latent counts
+    assert torch.allclose(seen**4 / codec.weight, (seen**4 / codec.weight).mean(), rtol=1e-4)
+    assert math.isclose(seen.square().mean(), 1, rel_tol=1e-5) and seen.max() > 2 * seen.min()
     spec = TaskSpec(**config["tasks"][0] | {"tokens": (1, 4, 4), "params": ("nu",)})
     model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=2), [spec])
     for p in model.parameters():

@@ -50,6 +50,16 @@ class TaskLatents:
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
                         forced, self._kept(), self._change())
 
+    def seen_by(self, whiten):
+        """The spec, with latents that go into an operator as its `whiten` says, of mean square 1.
+
+        The last components, made as large as the first, have the longest tails: at a front they are
+        thirty deviations, and drown what is smooth.
+        """
+        root = self.codec.weight.double().cpu() ** ((1 - whiten) / 2)
+        seen = root / root.square().mean().sqrt()
+        return dataclasses.replace(self.spec, seen=tuple(seen.tolist()))
+
     def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""
         if self.cache is None:

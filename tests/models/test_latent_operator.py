@@ -337,3 +337,13 @@ def test_a_step_is_in_units_of_the_typical_change(body):
     moves = [model(z, torch.full((2,), 0.1), torch.zeros(2, 1)) - z for model in (plain, scaled)]
     assert moves[0].abs().max() > 0.01
     assert torch.allclose(moves[1], moves[0] * torch.tensor(change), atol=1e-6)
+
+
+@each_body
+def test_latents_go_in_as_they_are_seen(body):
+    z, seen = torch.randn(2, 32, 4), (2.0, 1.0, 0.5, 0.1)
+    plain, half = make(body), make(body, [dataclasses.replace(LINE, seen=seen)])
+    dt, cond = torch.full((2,), 0.1), torch.zeros(2, 1)
+    scaled = z * torch.tensor(seen)
+    assert torch.allclose(half(z, dt, cond) - z, plain(scaled, dt, cond) - scaled, atol=1e-6)
+    assert not torch.allclose(half(z, dt, cond), plain(z, dt, cond), atol=1e-2)

@@ -75,6 +75,7 @@ class TaskSpec:
     forced: tuple[int, ...] = ()  # axes of `tokens` along which the equation depends on the place
     kept: tuple[tuple[float, ...], ...] = ()  # w (D,) for which the mean of w . z never changes
     change: tuple[float, ...] = ()  # (D,) root mean square of z1 - z0; empty: ones
+    seen: tuple[float, ...] = ()    # (D,) factors of the latents that go in; empty: ones
 
 
 class LatentOperator(nn.Module):
@@ -94,10 +95,15 @@ class LatentOperator(nn.Module):
         for index, task in enumerate(self.tasks):
             scale = torch.tensor(task.change or (1.0,) * task.width)
             self.register_buffer(f"scale{index}", scale, persistent=False)
+            seen = torch.tensor(task.seen or (1.0,) * task.width)
+            seen = F.pad(seen, (0, self.width - task.width))
+            # saved, so that a run that began without it is not resumed with it
+            self.register_buffer(f"seen{index}", seen, persistent=bool(task.seen))
 
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
-        update = self.body(z0, torch.log10(dt)[:, None], cond, task, tokens)
+        seen = z0 * self.get_buffer(f"seen{task}")
+        update = self.body(seen, torch.log10(dt)[:, None], cond, task, tokens)
         width = self.tasks[task].width
         change = self.keep(self.get_buffer(f"scale{task}") * update[..., :width], task)
         return z0 + F.pad(change, (0, self.width - width))
