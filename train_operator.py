@@ -118,16 +118,8 @@ def augmented(batch, tasks):
         z = tasks[batch["task"]].moved(z, *batch["move"].split((3, 3, 4), 1))
     if "noise" not in batch:
         return z, z[:, 0]
-    return z, disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"],
-                        tasks[batch["task"]].white)
-
-
-@fused
-def disturbed(z0, z1, mask, level, noise, white):
-    """`white`: on the grid, where channels that count less get more; a moved mean might stay."""
-    change = (mask * (z1 - z0) ** 2).sum(-1).mean(1) / mask.sum()
-    level = level * change.sqrt()  # its own: the mean one would drown a faint field
-    return z0 + level[:, None, None] * white * (noise - noise.mean(1, keepdim=True))
+    return z, noise.disturbed(z[:, 0], z[:, 1], batch["mask"], batch["level"], batch["noise"],
+                              tasks[batch["task"]].white)
 
 
 def prepared(batch, cfg, tasks):

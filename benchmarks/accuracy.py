@@ -59,7 +59,7 @@ FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on 
                      "--model.dim 128 --model.depth 8 --model.modes 0",
     ("operator", "advection1d"): "--power 2",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
-    ("operator", "diffreact2d"): "--whiten 1",
+    ("operator", "diffreact2d"): "--whiten 1",  # chosen on small data
     ("operator", "swe2d"): "--lr 4e-3 --rms 0.2",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow

@@ -18,6 +18,7 @@ from ups.data.fields import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train import noise as noises
 from ups.train.step import Backward, Captured
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
@@ -301,7 +302,7 @@ def test_parts_of_the_loss_are_the_same_compiled(monkeypatch):
     mask, white = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, 2.0, 0.0])
 
     def values(z):
-        first = script.disturbed(z[:, 0], z[:, 1], mask, level, noise, white).requires_grad_()
+        first = noises.disturbed(z[:, 0], z[:, 1], mask, level, noise, white).requires_grad_()
         error = script.relative_error(first, z[:, -1], mask)
         return first, error, *torch.autograd.grad(error.sum(), first)
 
