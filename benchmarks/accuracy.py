@@ -56,12 +56,14 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
 }
 FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on val, for 100 s
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
-                     "--model.dim 128 --model.depth 8 --model.modes 0",
+                     "--model.dim 128 --model.depth 8 --model.modes 0 --whiten 1",
     ("operator", "advection1d"): "--power 2",
-    ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3",
-    ("operator", "diffreact2d"): "--whiten 1",  # chosen on small data
+    ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3 --whiten 1",
+    ("operator", "ns2d"): "--whiten 0.5",
     ("operator", "swe2d"): "--lr 4e-3 --rms 0.2",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
+    ("fno", "burgers1d"): "--fade 1e-3",
+    ("fno", "swe2d"): "--fade 1e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
