@@ -54,7 +54,8 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "swe2d": {"samples": 500, "frames": 51},
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
-FLAGS = {  # beside the defaults, by kind and number of axes or task; chosen on val, for 100 s
+# beside the defaults, by kind and number of axes or task; for 100 s, how chosen: ABLATIONS.md
+FLAGS = {
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
                      "--model.dim 128 --model.depth 8 --model.modes 0 --whiten 1",
     ("operator", "advection1d"): "--power 2",
