@@ -45,6 +45,7 @@ class Config(RunConfig):
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
+    fine: int = 0               # channels of convolutions on the points; 32 suits steep 2-D fronts
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
@@ -74,12 +75,12 @@ class Config(RunConfig):
         check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
               warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
               fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              power=(0.5, 4), shares=(1, 100), whiten=(0, 1), seed=(0, 2**31),
+              power=(0.5, 4), shares=(1, 100), whiten=(0, 1), fine=(0, 1024), seed=(0, 2**31),
               **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
-        if self.codec not in ("patch", "grid"):
-            raise UsageError(f"--codec {self.codec}: it is patch or grid.")
+        if self.codec != "patch" and (self.codec != "grid" or self.fine):
+            raise UsageError(f"--codec {self.codec}: it is patch or grid, and patch with --fine.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 
@@ -164,12 +165,12 @@ def main(argv=None):
                             **run.loader_options(latents.windows))
 
         # model
-        specs = [task.seen_by(cfg.whiten) for task in latents.tasks]
-        model = LatentOperator(cfg.model, specs)
+        specs = [task.seen_by(cfg.whiten, cfg.fine) for task in latents.tasks]
+        model = LatentOperator(cfg.model, specs, cfg.fine)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.body.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
+        optimizer = Muon(model, model.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
                          weight_decay=cfg.weight_decay, compile=run.graphs)
         scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
@@ -208,7 +209,7 @@ def main(argv=None):
 
         # export
         with ema.applied(model, best=True):
-            run.export(model, {"model": dataclasses.asdict(cfg.model),
+            run.export(model, {"model": dataclasses.asdict(cfg.model), "fine": cfg.fine,
                                "tasks": [dataclasses.asdict(spec) for spec in specs],
                                "fields": [task.fields.about for task in latents.tasks]})
             finish_operator(run, model, latents.tasks)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.layers import bounded
+from ups.models.points import Limit, ResBlock
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,3 @@ class Conv1d(nn.Conv1d):
             x = F.pad(x, 2 * self.padding, mode=self.padding_mode)
         taps = x.unfold(2, *self.kernel_size, *self.stride).transpose(1, 2)  # (B, n, C, kernel)
         return F.linear(taps.flatten(2), self.weight.flatten(1), self.bias).transpose(1, 2)
-
-
-class ResBlock(nn.Module):
-    def __init__(self, conv, width, same):
-        super().__init__()
-        self.limits = nn.ModuleList(Limit(width) for _ in range(2))
-        self.convs = nn.ModuleList(conv(width, width, **same) for _ in range(2))
-
-    def forward(self, x):
-        y = x
-        for limit, conv in zip(self.limits, self.convs, strict=True):
-            y = conv(F.gelu(limit(y)))
-        return x + y
-
-
-class Limit(nn.Module):
-    """The amplitude over the channels bounded, then a scale and a shift of each channel."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x):
-        scale, shift = (p.view(-1, *[1] * (x.ndim - 2)) for p in (self.scale, self.shift))
-        return torch.addcmul(shift, bounded(x, axis=1), scale)

@@ -17,7 +17,9 @@ from ups.config import UsageError
 from ups.data.fields import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec
+from ups.models.codec import from_patches
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.stages import load_operator
 from ups.train import noise as noises
 from ups.train.step import Backward, Captured
 
@@ -127,6 +129,27 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     assert torch.allclose(got, expected, atol=1e-5)
 
 
+def test_convolutions_on_the_points_are_trained_exported_and_resumed(tmp_path, data):
+    """In two tasks of a different number of axes; the points are those that the codec decodes."""
+    command = [*flags(tmp_path, data, "--fine", 4), "--tasks", "burgers1d", "diffreact2d"]
+    script.main(command)
+    loaded = load_operator(tmp_path / "run")
+    for task, spec in enumerate(loaded.model.tasks):
+        codec, _ = load_codec(tmp_path / "run" / "codec" / spec.name / "model")
+        fields = open_fields("burgers1d:nu=0.01" if spec.periodic else spec.name, data)
+        z = codec.encode(fields.read(torch.arange(2))[:, 0])
+        u = from_patches(z @ torch.tensor(spec.points).T + codec.center, codec.patch, codec.tokens)
+        u = (u.movedim(1, -1) * codec.std + codec.mean).movedim(-1, 1)
+        torch.testing.assert_close(u, codec.decode(z), rtol=0, atol=1e-5)
+        own = loaded.model.points[task]
+        assert own.out.weight.abs().max() > 0 and not own.out.weight.isnan().any()
+    before = losses(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "operator" / "checkpoints" / "step_12")
+    (tmp_path / "run" / "operator" / "exit.json").unlink()
+    script.main(command)  # from step 6
+    assert losses(tmp_path / "run") == before
+
+
 def test_moves_have_random_numbers_of_their_own():
     seen = []
     task = types.SimpleNamespace(moved=lambda z, *moves: seen.append(torch.cat(moves, 1)) or z)
@@ -155,6 +178,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
     (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
     (["--codec", "grid"], "there is no learned codec yet"),
+    (["--codec", "grid", "--fine", "4"], "it is patch or grid, and patch with --fine"),
     (["--model.body", "mamba"], "mamba"),
     (["--components", "99"], "99"),
     (["--steps", "0"], "--steps must be at least 1"),

@@ -50,15 +50,20 @@ class TaskLatents:
                         self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
                         forced, self._kept(), self._change())
 
-    def seen_by(self, whiten):
-        """The spec, with latents that go into an operator as its `whiten` says, of mean square 1.
+    def seen_by(self, whiten, fine=0):
+        """The spec, with latents that go into an operator as its `whiten` says, of mean square 1,
+        and, for an operator that is `fine`, the points of a token.
 
         The last components, made as large as the first, have the longest tails: at a front they are
         thirty deviations, and drown what is smooth.
         """
         root = self.codec.weight.double().cpu() ** ((1 - whiten) / 2)
         seen = root / root.square().mean().sqrt()
-        return dataclasses.replace(self.spec, seen=tuple(seen.tolist()))
+        spec = dataclasses.replace(self.spec, seen=tuple(seen.tolist()))
+        if not fine:
+            return spec
+        points = (self.codec.basis * self.codec.scale).tolist()
+        return dataclasses.replace(spec, points=tuple(map(tuple, points)), patch=self.codec.patch)
 
     def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""

@@ -31,7 +31,10 @@ class Loaded:
 
 
 def load_operator(run):
-    return load_stage(run, "operator", lambda config, tasks: LatentOperator(_sizes(config), tasks))
+    def build(config, tasks):
+        return LatentOperator(_sizes(config), tasks, config.get("fine", 0))
+
+    return load_stage(run, "operator", build)
 
 
 def load_corrector(run, stage, operator):

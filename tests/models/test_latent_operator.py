@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ups.config import UsageError
 from ups.models import fourier
+from ups.models.codec import from_patches, to_patches
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
 from ups.models.layers import Grid, Own, WindowAttention, bounded
@@ -18,17 +19,21 @@ LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
 CUBE = TaskSpec("cube", (4, 4, 4), 3, True)
 MIX = (LINE, PLATE, CUBE)
+FINE = [dataclasses.replace(task, points=tuple(map(tuple, torch.linalg.qr(  # (K, D) of rank D
+            torch.randn(k, task.width, generator=torch.Generator().manual_seed(k)))[0].tolist())),
+                            patch=patch)
+        for task, k, patch in ((LINE, 4, (4,)), (PLATE, 8, (2, 2)), (CUBE, 8, (2, 2, 2)))]
 each_body = pytest.mark.parametrize("body", BODIES)
 
 
-def make(body, tasks=(LINE,), started=True, **options):
+def make(body, tasks=(LINE,), started=True, fine=0, **options):
     """A small operator; `started` moves the zero-initialised weights away from zero."""
     torch.manual_seed(0)
     options = {"dim": 16, "depth": 3, "heads": 2, "modes": 8, "window": 4} | options
-    model = LatentOperator(OperatorConfig(body=body, **options), tasks)
+    model = LatentOperator(OperatorConfig(body=body, **options), tasks, fine)
     if started:
         for name, weight in model.named_parameters():
-            if "modulation" in name or "body.out" in name:
+            if "modulation" in name or "body.out" in name or re.search(r"points.\d.out", name):
                 torch.nn.init.normal_(weight, std=0.3)
     return model
 
@@ -66,6 +71,46 @@ def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
     assert model.body.task[task].grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("task", range(3))
+def test_convolutions_on_the_points_start_at_zero_and_are_each_tasks_own(task):
+    model = make("fourier", FINE, started=False, fine=2)
+    z0, dt, cond = batch(model, task)
+    assert torch.equal(model(z0, dt, cond, task), z0)
+    model = make("fourier", FINE, fine=2)
+    z0[..., FINE[task].width:] = 7.0
+    z1 = model(z0, dt, cond, task)
+    z1.square().sum().backward()
+    for name, p in model.named_parameters():
+        owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)|^points\.(\d)", name)
+        mine = not owner or int(owner[1] or owner[2]) == task
+        assert (p.grad is not None) == mine, name
+    assert torch.equal(z1[..., FINE[task].width:], z0[..., FINE[task].width:])
+    assert {id(p) for p in model.points[task].hidden.parameters()} <= {
+        id(p) for p in model.hidden.parameters()}
+
+
+def test_convolutions_on_the_points_see_neighbours_across_the_edges_of_tokens():
+    """Of the whole update only theirs is left, so that it is a convolution of the points."""
+    model = make("fourier", FINE[1:2], fine=3).double()
+    for p in model.body.parameters():
+        torch.nn.init.zeros_(p)
+    own, spec = model.points[0], FINE[1]
+    z0, dt, cond = batch(model, dtype=torch.float64)
+    grid = tuple(n * p for n, p in zip(spec.tokens[1:], spec.patch, strict=True))  # (18, 32)
+    u = from_patches(z0 @ own.basis.T, spec.patch, spec.tokens[1:])
+    f = own.hidden["down"](own.inp(u))
+    y = own.hidden["up"](own.hidden["join"](torch.cat([torch.zeros_like(f), f], 1)))
+    update = own.out(F.gelu(own.limit(y)))
+    assert update.shape[2:] == grid
+    back = torch.linalg.pinv(own.basis) * (own.basis.square().sum(1).mean().sqrt())
+    expected = z0 + to_patches(update, spec.patch) @ back.T
+    torch.testing.assert_close(model(z0, dt, cond), expected, rtol=0, atol=1e-6)
+    z1 = z0.clone()
+    z1[:, 4 * 16 + 8] += 1  # the token in the middle reaches its neighbours, not the far ones
+    moved = (model(z1, dt, cond) - model(z0, dt, cond)).abs().amax((0, 2)).view(9, 16) > 1e-12
+    assert moved[4, 9] and moved[3, 8] and not moved[0].any() and not moved[:, 13:].any()
+
+
 @each_body
 @pytest.mark.parametrize("own, blocks", [(0, ""), (1, "0123"), (2, "13"), (3, "2"), (5, "")])
 def test_every_nth_block_has_an_mlp_for_each_task(body, own, blocks):
@@ -100,6 +145,16 @@ def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
     moved = model(shift(z0), dt, cond)
     torch.testing.assert_close(moved, shift(model(z0, dt, cond)), rtol=0, atol=1e-5)
     assert (moved - model(z0, dt, cond)).abs().max() > 0.1
+
+
+def test_convolutions_on_the_points_go_around_the_circle():
+    model = make("fourier", FINE[:1], fine=2).double()
+    z0, dt, cond = batch(model, dtype=torch.float64)
+    z1 = model(z0, dt, cond)
+    torch.testing.assert_close(model(z0.roll(3, 1), dt, cond), z1.roll(3, 1), rtol=0, atol=1e-5)
+    plain = make("fourier", FINE[:1], fine=2).double()
+    torch.nn.init.zeros_(plain.points[0].out.weight)
+    assert (plain(z0, dt, cond) - z1).abs().max() > 0.1
 
 
 @each_body

@@ -13,6 +13,7 @@ from torch import nn
 
 from ups.config import each
 from ups.models.body import TokenBody
+from ups.models.points import Points
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
@@ -76,6 +77,8 @@ class TaskSpec:
     kept: tuple[tuple[float, ...], ...] = ()  # w (D,) for which the mean of w . z never changes
     change: tuple[float, ...] = ()  # (D,) root mean square of z1 - z0; empty: ones
     seen: tuple[float, ...] = ()    # (D,) factors of the latents that go in; empty: ones
+    points: tuple[tuple[float, ...], ...] = ()  # (channels * points of a token, D): points @ z
+    patch: tuple[int, ...] = ()     # points of a token along each axis
 
 
 class LatentOperator(nn.Module):
@@ -83,14 +86,19 @@ class LatentOperator(nn.Module):
 
     The scale is the typical change in a step, so that one learning rate fits slow and fast tasks,
     and of several tasks in one model none drowns the others. Conserved means are kept exactly: half
-    of the error of a long roll-out of Burgers' equation was the drift of its mean.
+    of the error of a long roll-out of Burgers' equation was the drift of its mean. With `fine`
+    channels there are convolutions on the points of the tokens around the body.
     """
 
-    def __init__(self, config, tasks):
+    def __init__(self, config, tasks, fine=0):
         super().__init__()
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
-        self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
+        self.points = nn.ModuleList(Points(fine, task) for task in self.tasks if fine)
+        width = self.width + max([own.width for own in self.points], default=0)
+        self.body = TokenBody(config, self.tasks, inputs=width, outputs=width, scalars=1)
+        for layer in self.body.out if fine else []:  # only what is added to the latents is zero
+            nn.init.normal_(layer.weight[self.width:], std=config.dim**-0.5)
         self.keep = Keep(self.tasks)
         for index, task in enumerate(self.tasks):
             scale = torch.tensor(task.change or (1.0,) * task.width)
@@ -102,11 +110,23 @@ class LatentOperator(nn.Module):
 
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
-        seen = z0 * self.get_buffer(f"seen{task}")
-        update = self.body(seen, torch.log10(dt)[:, None], cond, task, tokens)
-        width = self.tasks[task].width
-        change = self.keep(self.get_buffer(f"scale{task}") * update[..., :width], task)
+        width, seen = self.tasks[task].width, z0 * self.get_buffer(f"seen{task}")
+        log_dt, tokens = torch.log10(dt)[:, None], tokens or self.tasks[task].tokens
+        if not self.points:
+            update = self.body(seen, log_dt, cond, task, tokens)[..., :width]
+        else:
+            own, rest = self.points[task], max(points.width for points in self.points)
+            f = own.down(z0[..., :width], tokens)
+            seen = torch.cat([seen, F.pad(own.cut(f), (0, rest - own.width))], -1)
+            update, y = self.body(seen, log_dt, cond, task, tokens).split([self.width, rest], -1)
+            update = update[..., :width] + own.up(y[..., :own.width], f, tokens)
+        change = self.keep(self.get_buffer(f"scale{task}") * update, task)
         return z0 + F.pad(change, (0, self.width - width))
+
+    @property
+    def hidden(self):
+        """The layers whose matrices are Muon's."""
+        return nn.ModuleList([self.body.hidden, *[points.hidden for points in self.points]])
 
 
 class Keep(nn.Module):
