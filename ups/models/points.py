@@ -4,8 +4,8 @@
     a, y = body(z, f)              tokens see the features of their points, and answer with others
     update = a + B^-1 up(y, f)
 
-A layer over tokens has to learn each place inside of them by itself, a convolution all at once:
-fronts that are as steep as the grid allows need half as many steps of training.
+A layer over tokens has to learn each place inside of them by itself, a convolution all at once. On
+fronts as steep as the grid allows (swe2d, 32 x 32) half as many steps of training were enough.
 """
 
 import math
