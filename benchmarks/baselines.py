@@ -26,7 +26,7 @@ from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
-from ups.train.step import Captured
+from ups.train.step import Captured, eager
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def conditions(fields, indices, device):
     return torch.cat([dt, params], 1).log10().float().to(device)
 
 
-@torch.compiler.set_stance("force_eager")
+@eager
 @torch.no_grad()
 @products("highest")
 def errors(model, fields, indices, device):

@@ -133,3 +133,11 @@ def test_a_command_exits_with_2_and_no_traceback(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True,
                           env={"PYTHONPATH": ".", "PATH": ""})
     assert (done.returncode, done.stderr) == (2, "error: do this instead.\n")
+
+
+def test_scripts_load_no_compiler_before_they_need_it():
+    """It takes longer to load than all the rest, and --help or a wrong flag would wait for it."""
+    scripts = "train_codec, train_operator, train_diffusion, train_consistency, train_steady"
+    code = f"import sys, {scripts}, evaluate; sys.exit('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

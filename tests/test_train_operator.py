@@ -21,7 +21,7 @@ from ups.models.codec import from_patches
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.stages import load_operator
 from ups.train import noise as noises
-from ups.train.step import Backward, Captured
+from ups.train.step import Backward, Captured, eager
 
 TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
@@ -338,6 +338,15 @@ def test_parts_of_the_loss_are_the_same_compiled(monkeypatch):
         for one, other in zip(expected, values(z), strict=True):
             assert torch.allclose(one, other, atol=1e-6)
     assert stats["unique_graphs"] == before + 2
+
+
+def test_evaluation_compiles_nothing():
+    graphs = []
+    double = torch.compile(lambda x: 2 * x, dynamic=False,
+                           backend=lambda graph, _: graphs.append(1) or graph.forward)
+    for function, size, count in ((double, 3, 1), (eager(double), 4, 1), (double, 5, 2)):
+        assert function(torch.ones(size)).sum() == 2 * size
+        assert len(graphs) == count
 
 
 def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():

@@ -11,6 +11,7 @@ from ups.latents import open_tasks
 from ups.models.latent_operator import OperatorConfig
 from ups.models.steady import SteadyPrior, orientations, size_of, turned
 from ups.stages import load_operator, load_stage
+from ups.train.step import eager
 
 
 def load_steady(run):
@@ -57,7 +58,7 @@ def differences(windows, task, limit=1024):
             yield (z1 - z0) / size[:, None, None]
 
 
-@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
+@eager
 @torch.no_grad()
 def left_over(prior, task, limit=256):
     """Deviation (D,) of x - m(a) over the fit split, which the mean was not trained on."""

@@ -21,6 +21,7 @@ from ups.eval.metrics import (
 from ups.eval.plots import draw_ensemble
 from ups.eval.report import LEADS
 from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
+from ups.train.step import eager
 
 SIZES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of perturbed inputs, shares of a field's deviation
 VAL = {"members": 8, "calls": 8, "leads": (1, 5, 20, 40), "limit": 64}  # cheap, in training
@@ -119,7 +120,7 @@ def measure_ensemble(accelerator, task, index, split, draw, members, leads=None,
                          int(CHUNK_BYTES // size))
 
 
-@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
+@eager
 @torch.no_grad()
 def _tables(device, task, index, draw, members, leads, chosen):
     u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)

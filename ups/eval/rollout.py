@@ -11,6 +11,7 @@ import math
 import torch
 
 from ups.eval.metrics import drift, nrmse
+from ups.train.step import eager
 
 CHUNK_BYTES = 256 << 20  # of fields that are held at a time
 MEASURED = ("operator", "one_step", "persistence", "codec", "drift")
@@ -68,7 +69,7 @@ def trajectory_bytes(spec):
     return 4 * spec.frames * len(spec.channels) * math.prod(spec.grid)
 
 
-@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
+@eager
 @torch.no_grad()
 def predict(accelerator, model, task, index, chosen):
     """Roll out some trajectories: errors by name, and the fields themselves (`truth`, `fields`)."""

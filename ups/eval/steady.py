@@ -17,6 +17,7 @@ from ups.eval.metrics import DEFINITIONS, crps, mae, nrmse, ratio, spread_skill
 from ups.eval.rollout import by_trajectory
 from ups.eval.steady_plots import draw_steady
 from ups.models.steady import orientations, size_of, turned, turned_back
+from ups.train.step import eager
 
 ROWS = 1024       # members that are drawn at a time
 FACTORS = torch.logspace(-2, 2, 81, 2)  # that draws may be scaled by, a quarter to four times
@@ -34,7 +35,7 @@ DEFINITION = {
 }
 
 
-@torch.compiler.set_stance("force_eager")  # each batch size would compile anew
+@eager
 @torch.no_grad()
 def draw(prior, task, frame, cond, noise, calls):
     """Mean (B, *grid) and members (B, M, *grid) of u for frames (a, 0) (B, C, *grid).

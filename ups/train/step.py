@@ -49,13 +49,26 @@ def fused(function):
 
     They are made contiguous: else each length of the windows that they are cut from would compile.
     """
-    compiled = torch.compile(function, dynamic=False)
+    compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
 
     @functools.wraps(function)
     def call(*tensors):
         if not Captured.running:
             return function(*tensors)
-        return compiled(*[x.contiguous() for x in tensors])
+        return compiled()(*[x.contiguous() for x in tensors])
+
+    return call
+
+
+def eager(function):
+    """A function that runs compiled models as they read: each batch size would compile anew."""
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to load it takes seconds
+            return function(*args, **options)
+        with torch.compiler.set_stance("force_eager"):
+            return function(*args, **options)
 
     return call
 
