@@ -45,7 +45,7 @@ class Config(RunConfig):
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
-    fine: int = 0               # channels of convolutions on the points; 32 suits steep 2-D fronts
+    fine: int = 0               # channels of convolutions on points, with --patch 8, all components
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
@@ -79,8 +79,8 @@ class Config(RunConfig):
               **dict.fromkeys(counts.split(), (1, math.inf)))
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
-        if self.codec != "patch" and (self.codec != "grid" or self.fine):
-            raise UsageError(f"--codec {self.codec}: it is patch or grid, and patch with --fine.")
+        if self.codec not in (("patch",) if self.fine else ("patch", "grid")):
+            raise UsageError(f"--codec {self.codec}: it is patch or grid; --fine needs patch.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.points import Limit, ResBlock
+from ups.models.points import Conv1d, Conv2d, Limit, ResBlock
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class UNet(nn.Module):
 
     def __init__(self, config, inputs, outputs, grid, periodic):
         super().__init__()
-        c, conv = config, (Conv1d, nn.Conv2d)[len(grid) - 1]
+        c, conv = config, (Conv1d, Conv2d)[len(grid) - 1]
         same = {"kernel_size": 3, "padding": 1,
                 "padding_mode": "circular" if periodic else "replicate"}
         widths = [c.width << level for level in range(c.levels + 1)]
@@ -64,14 +64,3 @@ class UNet(nn.Module):
             x = part["split"][i](F.interpolate(x, size=skips[i].shape[2:]))
             x = part["up"][i](part["join"][i](torch.cat([x, skips[i]], 1)))
         return self.out(F.gelu(self.limit(x)))
-
-
-class Conv1d(nn.Conv1d):
-    """As one product of matrices, with which a training step takes 3.5 instead of 4.5 ms."""
-
-    def forward(self, x):
-        """(B, C, n) -> (B, outputs, n / stride)"""
-        if self.padding[0]:
-            x = F.pad(x, 2 * self.padding, mode=self.padding_mode)
-        taps = x.unfold(2, *self.kernel_size, *self.stride).transpose(1, 2)  # (B, n, C, kernel)
-        return F.linear(taps.flatten(2), self.weight.flatten(1), self.bias).transpose(1, 2)

@@ -14,7 +14,7 @@ import torch
 import train_operator
 from benchmarks import accuracy, baselines, pdebench, ratios, step, turns, watched
 from benchmarks.fno import FNO, FNOConfig, Spectral
-from benchmarks.unet import Conv1d, UNet, UNetConfig
+from benchmarks.unet import UNet, UNetConfig
 from ups.config import UsageError, parse
 from ups.data.fields import open_fields
 from ups.data.make import make
@@ -44,14 +44,6 @@ def test_the_spectral_layer_is_a_truncated_fft(grid, modes):
             part = weight.unflatten(0, (2 * modes, m))[i]
             mixed[:, k, :m] = torch.einsum("bkc,kcd->bkd", kept[:, k, :m], part)
     assert torch.allclose(layer(x), torch.fft.irfftn(mixed, grid, dim=axes), atol=1e-5)
-
-
-@pytest.mark.parametrize("options", [
-    {"kernel_size": 1}, {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
-    {"kernel_size": 3, "padding": 1, "padding_mode": "replicate", "stride": 2}])
-def test_the_convolution_by_products_is_torchs(options):
-    conv, x = Conv1d(3, 5, **options), torch.randn(2, 3, 17)
-    assert torch.allclose(conv(x), torch.nn.Conv1d.forward(conv, x), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind, config, grid", [

@@ -131,7 +131,8 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
 
 def test_convolutions_on_the_points_are_trained_exported_and_resumed(tmp_path, data):
     """In two tasks of a different number of axes; the points are those that the codec decodes."""
-    command = [*flags(tmp_path, data, "--fine", 4), "--tasks", "burgers1d", "diffreact2d"]
+    command = [*flags(tmp_path, data, "--fine", 4, "--patch", 8), "--tasks", "burgers1d",
+               "diffreact2d"]
     script.main(command)
     loaded = load_operator(tmp_path / "run")
     for task, spec in enumerate(loaded.model.tasks):
@@ -178,7 +179,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
     (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
     (["--codec", "grid"], "there is no learned codec yet"),
-    (["--codec", "grid", "--fine", "4"], "it is patch or grid, and patch with --fine"),
+    (["--codec", "grid", "--fine", "4"], "it is patch or grid; --fine needs patch"),
     (["--model.body", "mamba"], "mamba"),
     (["--components", "99"], "99"),
     (["--steps", "0"], "--steps must be at least 1"),

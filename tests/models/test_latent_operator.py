@@ -14,15 +14,22 @@ from ups.models.codec import from_patches, to_patches
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
 from ups.models.layers import Grid, Own, WindowAttention, bounded
+from ups.models.points import Conv1d, Conv2d
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
 CUBE = TaskSpec("cube", (4, 4, 4), 3, True)
 MIX = (LINE, PLATE, CUBE)
-FINE = [dataclasses.replace(task, points=tuple(map(tuple, torch.linalg.qr(  # (K, D) of rank D
-            torch.randn(k, task.width, generator=torch.Generator().manual_seed(k)))[0].tolist())),
-                            patch=patch)
-        for task, k, patch in ((LINE, 4, (4,)), (PLATE, 8, (2, 2)), (CUBE, 8, (2, 2, 2)))]
+
+
+def with_points(task, channels, patch):
+    """A task whose latents have points by some matrix (K, D) of rank D."""
+    rows, generator = channels * math.prod(patch), torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(rows, task.width, generator=generator))[0]
+    return dataclasses.replace(task, points=tuple(map(tuple, basis.tolist())), patch=patch)
+
+
+FINE = [with_points(LINE, 1, (8,)), with_points(PLATE, 2, (2, 2)), with_points(CUBE, 1, (2, 2, 2))]
 each_body = pytest.mark.parametrize("body", BODIES)
 
 
@@ -89,26 +96,48 @@ def test_convolutions_on_the_points_start_at_zero_and_are_each_tasks_own(task):
         id(p) for p in model.hidden.parameters()}
 
 
-def test_convolutions_on_the_points_see_neighbours_across_the_edges_of_tokens():
-    """Of the whole update only theirs is left, so that it is a convolution of the points."""
-    model = make("fourier", FINE[1:2], fine=3).double()
+@pytest.mark.parametrize("patch", [(2, 2), (4, 12), (8, 8)])
+def test_convolutions_on_the_points_see_neighbours_across_the_edges_of_tokens(patch):
+    """Of the whole update only theirs is left: convolutions of the points, of large tokens on a
+    grid of half as many too."""
+    spec = with_points(PLATE, 2, patch)
+    model = make("fourier", [spec], fine=3).double()
     for p in model.body.parameters():
         torch.nn.init.zeros_(p)
-    own, spec = model.points[0], FINE[1]
-    z0, dt, cond = batch(model, dtype=torch.float64)
-    grid = tuple(n * p for n, p in zip(spec.tokens[1:], spec.patch, strict=True))  # (18, 32)
-    u = from_patches(z0 @ own.basis.T, spec.patch, spec.tokens[1:])
-    f = own.hidden["down"](own.inp(u))
-    y = own.hidden["up"](own.hidden["join"](torch.cat([torch.zeros_like(f), f], 1)))
-    update = own.out(F.gelu(own.limit(y)))
-    assert update.shape[2:] == grid
+    own, (z0, dt, cond) = model.points[0], batch(model, dtype=torch.float64)
+    u = from_patches(z0 @ own.basis.T, patch, spec.tokens[1:])
+    part, f = own.hidden, own.hidden["down"][0](own.inp(u))
+    if patch == (8, 8):
+        coarse = part["down"][1](part["merge"][0](f))
+        assert coarse.shape[1:] == (6, 9 * 4, 16 * 4) and own.width == 6 * 4 * 4
+        y = part["split"][0](part["up"][1](coarse))
+        f = f + y.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    update = own.out(F.gelu(own.limit(part["up"][0](f))))
+    assert update.shape[2:] == (9 * patch[0], 16 * patch[1])
+    assert len(part["down"]) == len(part["up"]) == 1 + (patch == (8, 8))
     back = torch.linalg.pinv(own.basis) * (own.basis.square().sum(1).mean().sqrt())
-    expected = z0 + to_patches(update, spec.patch) @ back.T
+    expected = z0 + to_patches(update, patch) @ back.T
     torch.testing.assert_close(model(z0, dt, cond), expected, rtol=0, atol=1e-6)
     z1 = z0.clone()
     z1[:, 4 * 16 + 8] += 1  # the token in the middle reaches its neighbours, not the far ones
     moved = (model(z1, dt, cond) - model(z0, dt, cond)).abs().amax((0, 2)).view(9, 16) > 1e-12
     assert moved[4, 9] and moved[3, 8] and not moved[0].any() and not moved[:, 13:].any()
+
+
+@pytest.mark.parametrize("kind", [Conv1d, Conv2d])
+@pytest.mark.parametrize("mode", ["circular", "replicate"])
+@pytest.mark.parametrize("size, stride, padding", [(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1)])
+def test_convolutions_are_those_of_torch(kind, mode, size, stride, padding):
+    torch.manual_seed(0)
+    conv = kind(3, 5, size, stride, padding, padding_mode=mode).double()
+    results = []
+    for forward in (kind.forward, kind.__base__.forward):
+        conv.zero_grad()
+        u = torch.linspace(-1, 1, 2 * 3 * 8 * 6, dtype=torch.float64).sin().requires_grad_()
+        y = forward(conv, u.view(2, 3, 8, 6) if kind is Conv2d else u.view(2, 3, 48))
+        y.square().sum().backward()
+        results.append([y, u.grad, conv.weight.grad.clone(), conv.bias.grad.clone()])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
 
 
 @each_body
@@ -169,7 +198,7 @@ def test_walls_are_felt(body):
 @each_body
 @pytest.mark.parametrize("task, tokens", [(0, (1, 1, 37)), (0, (1, 1, 5)), (1, (1, 7, 22))])
 def test_lengths_not_seen(body, task, tokens):
-    model = make(body, MIX)
+    model = make(body, FINE, fine=2 if body == "fourier" else 0)
     z0, dt, cond = batch(model, task, tokens)
     z1 = model(z0, dt, cond, task, tokens)
     assert z1.shape == z0.shape and z1.isfinite().all() and not torch.equal(z1, z0)

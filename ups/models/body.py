@@ -105,12 +105,7 @@ class TokenBody(nn.Module):
 
     def forward(self, x, scalars, cond, task=0, tokens=None):
         """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
-        spec = self.tasks[task]
-        tokens = tuple(tokens or spec.tokens)
-        if x.shape[1] != math.prod(tokens):
-            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
-        if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
-            raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
+        spec, tokens = self.tasks[task], self.grid_of(x, task, tokens)
         (places,), *tables = self._lookup(task, tokens, x)
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
@@ -135,6 +130,16 @@ class TokenBody(nn.Module):
             for block in blocks:
                 x = block(x, next(modulations), grids[level])
         return self.out[task](x).flatten(1, 3)
+
+    def grid_of(self, x, task, tokens=None):
+        """The token grid that x (B, N, any) is meant to have, the task's own unless given."""
+        spec = self.tasks[task]
+        tokens = tuple(tokens or spec.tokens)
+        if x.shape[1] != math.prod(tokens):
+            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
+        if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
+            raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
+        return tokens
 
     def _modulations(self, c):
         """What each block is modulated by, (B, 6 dim), of all in one product: fewer launches."""

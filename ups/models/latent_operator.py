@@ -95,7 +95,8 @@ class LatentOperator(nn.Module):
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
         self.points = nn.ModuleList(Points(fine, task) for task in self.tasks if fine)
-        width = self.width + max([own.width for own in self.points], default=0)
+        self.features = max([own.width for own in self.points], default=0)
+        width = self.width + self.features
         self.body = TokenBody(config, self.tasks, inputs=width, outputs=width, scalars=1)
         for layer in self.body.out if fine else []:  # only what is added to the latents is zero
             nn.init.normal_(layer.weight[self.width:], std=config.dim**-0.5)
@@ -111,14 +112,15 @@ class LatentOperator(nn.Module):
     def forward(self, z0, dt, cond, task=0, tokens=None):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
         width, seen = self.tasks[task].width, z0 * self.get_buffer(f"seen{task}")
-        log_dt, tokens = torch.log10(dt)[:, None], tokens or self.tasks[task].tokens
+        log_dt, tokens = torch.log10(dt)[:, None], self.body.grid_of(z0, task, tokens)
         if not self.points:
             update = self.body(seen, log_dt, cond, task, tokens)[..., :width]
         else:
-            own, rest = self.points[task], max(points.width for points in self.points)
+            own = self.points[task]
             f = own.down(z0[..., :width], tokens)
-            seen = torch.cat([seen, F.pad(own.cut(f), (0, rest - own.width))], -1)
-            update, y = self.body(seen, log_dt, cond, task, tokens).split([self.width, rest], -1)
+            seen = torch.cat([seen, F.pad(own.cut(f), (0, self.features - own.width))], -1)
+            update, y = self.body(seen, log_dt, cond, task, tokens).split(
+                [self.width, self.features], -1)
             update = update[..., :width] + own.up(y[..., :own.width], f, tokens)
         change = self.keep(self.get_buffer(f"scale{task}") * update, task)
         return z0 + F.pad(change, (0, self.width - width))
