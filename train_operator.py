@@ -171,7 +171,7 @@ def main(argv=None):
             compile_model(model, len(latents.tasks))
         lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
         optimizer = Muon(model, model.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
-                         weight_decay=cfg.weight_decay, compile=run.graphs)
+                         slow=model.points, weight_decay=cfg.weight_decay, compile=run.graphs)
         scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
 
         # prepare

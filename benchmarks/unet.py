@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.points import Conv1d, Conv2d, Limit, ResBlock
+from ups.models.points import Conv1d, Conv2d, Limit, ResBlock, doubled
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class UNet(nn.Module):
             x = merge(skips[-1])
         x = part["bottom"](x)
         for i in reversed(range(len(skips))):
-            x = part["split"][i](F.interpolate(x, size=skips[i].shape[2:]))
+            x = doubled(x)[:, :, *(slice(n) for n in skips[i].shape[2:])]
+            x = part["split"][i](x)
             x = part["up"][i](part["join"][i](torch.cat([x, skips[i]], 1)))
         return self.out(F.gelu(self.limit(x)))

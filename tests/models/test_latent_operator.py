@@ -14,7 +14,7 @@ from ups.models.codec import from_patches, to_patches
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
 from ups.models.layers import Grid, Own, WindowAttention, bounded
-from ups.models.points import Conv1d, Conv2d
+from ups.models.points import Conv1d, Conv2d, doubled
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -431,3 +431,14 @@ def test_latents_go_in_as_they_are_seen(body):
     scaled = z * torch.tensor(seen)
     assert torch.allclose(half(z, dt, cond) - z, plain(scaled, dt, cond) - scaled, atol=1e-6)
     assert not torch.allclose(half(z, dt, cond), plain(z, dt, cond), atol=1e-2)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_doubled_grid_has_every_point_twice_along_each_axis(axes):
+    x = torch.randn(2, 3, *[4, 5, 6][:axes], requires_grad=True)
+    fine = doubled(x)
+    assert torch.equal(fine, F.interpolate(x, scale_factor=2))
+    weight = torch.randn_like(fine)
+    ours, = torch.autograd.grad((weight * fine).sum(), x)
+    theirs, = torch.autograd.grad((weight * F.interpolate(x, scale_factor=2)).sum(), x)
+    assert torch.allclose(ours, theirs, atol=1e-6)

@@ -55,6 +55,19 @@ def test_all_but_hidden_matrices_are_adamws_own():
     assert torch.allclose(model[1].weight, expected)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slow_matrices_take_a_quarter_of_a_step(compiled):
+    model, x = parts()
+    twin = copy.deepcopy(model)
+    start = model[1].weight.detach().clone()
+    for m, slow in ((model, None), (twin, twin[1])):
+        lr = torch.tensor(1e-2)
+        train(m, Muon(m, m, lr, slow=slow, weight_decay=0.0, compile=compiled), x, 1)
+    assert torch.allclose(twin[1].weight - start, (model[1].weight - start) / 4)
+    assert (model[1].weight - start).abs().max() > 1e-3
+    assert all(torch.allclose(model[i].weight, twin[i].weight) for i in (0, 2))
+
+
 def test_what_has_no_gradient_stands_still():
     """A matrix and a bias for each of two tasks, in turns: each is as if it had been alone."""
     def weights(count):

@@ -76,9 +76,16 @@ class Points(nn.Module):
         *rest, f = features
         y = self.hidden["up"][-1](f + from_patches(y, self.cell, tokens[-len(self.patch):]))
         for i, f in reversed(list(enumerate(rest))):
-            y = F.interpolate(self.hidden["split"][i](y), scale_factor=2)
-            y = self.hidden["up"][i](f + y)
+            y = self.hidden["up"][i](f + doubled(self.hidden["split"][i](y)))
         return F.linear(to_patches(self.out(F.gelu(self.limit(y))), self.patch), self.inverse)
+
+
+def doubled(x):
+    """Every point of (B, C, *grid) twice along each axis; the gradient of `F.interpolate` is
+    summed in any order on a GPU."""
+    for axis in range(2, x.ndim):
+        x = x.repeat_interleave(2, axis)
+    return x
 
 
 class Conv1d(nn.Conv1d):

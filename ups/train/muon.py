@@ -21,13 +21,19 @@ A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 class Muon(torch.optim.AdamW):
     """AdamW for `model`, but for the matrices inside `hidden`, a part of it.
 
+    Those inside `slow` take a quarter of a step. That suits convolutions: their taps see nearly the
+    same values, so that what is added to each adds up.
+
     Fit for CUDA graphs; with `compile` the many small kernels of an update become a few.
     """
 
-    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, compile=False, **options):
+    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, slow=None, compile=False,
+                 **options):
         self.momentum, self.rms = momentum, rms
         self.turn = torch.compile(turn, dynamic=False, options=OPTIONS) if compile else turn
         matrices = {p: None for p in hidden.parameters() if p.ndim > 1}
+        slow = set(slow.parameters()) if slow else ()
+        self.shares = [0.25 if p in slow else 1.0 for p in matrices]
         others = [p for p in model.parameters() if p not in matrices]
         super().__init__([{"params": list(matrices), "muon": True},
                           {"params": others, "muon": False}], lr,
@@ -38,6 +44,8 @@ class Muon(torch.optim.AdamW):
         """Weights without a gradient, of another task, stand still, and so do their moments."""
         group = next(group for group in self.param_groups if group["muon"])
         params = [p for p in group["params"] if p.grad is not None]
+        shares = [share for p, share in zip(group["params"], self.shares, strict=True)
+                  if p.grad is not None]
         grads = [p.grad for p in params]
         for p in params:
             p.grad = None  # AdamW leaves these alone
@@ -49,15 +57,17 @@ class Muon(torch.optim.AdamW):
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
                 self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
         means = [self.state[p]["momentum"] for p in params]
-        self.turn(params, grads, means, self.momentum, self.rms, group["lr"],
+        self.turn(params, grads, means, shares, self.momentum, self.rms, group["lr"],
                   group["weight_decay"])
 
 
-def turn(params, grads, means, momentum, rms, lr, weight_decay):
-    """One step of the matrices `params`, and of the `means` of their gradients, in place."""
+def turn(params, grads, means, shares, momentum, rms, lr, weight_decay):
+    """One step of the matrices `params`, and of the `means` of their gradients, in place; each
+    takes its share of it."""
     torch._foreach_lerp_(means, grads, 1 - momentum)
     updates = orthogonal(torch._foreach_lerp(grads, means, momentum))
     torch._foreach_mul_(updates, rms * lr)
+    torch._foreach_mul_(updates, shares)
     torch._foreach_mul_(params, 1 - lr * weight_decay)
     torch._foreach_sub_(params, updates)
 
