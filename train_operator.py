@@ -45,7 +45,7 @@ class Config(RunConfig):
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
-    fine: int = 0               # channels of convolutions on points, with --patch 8, all components
+    fine: int = 0               # channels of convolutions on points: 32, with --patch 8, for fronts
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps

@@ -90,6 +90,7 @@ def make_accelerator(debug=False):
     if os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}:
         # started by accelerate or torchrun: do not outlive it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
     accelerator = MixedAccelerator(
         cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),

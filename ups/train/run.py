@@ -62,7 +62,6 @@ class Run:
         self.accelerator = make_accelerator(cfg.debug)
         self._check_batch_size()
         torch.manual_seed(cfg.seed)  # the same weights on every rank
-        torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.graphs = cfg.compile and self.accelerator.device.type == "cuda" and not sharded
         self.agree = Agreement(self.accelerator, cfg.timeout)
