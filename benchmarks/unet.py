@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.points import Conv1d, Conv2d, Limit, ResBlock, doubled
+from ups.models.layers import bounded
+from ups.models.points import Conv1d, Conv2d, doubled
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,30 @@ class UNet(nn.Module):
             x = part["split"][i](x)
             x = part["up"][i](part["join"][i](torch.cat([x, skips[i]], 1)))
         return self.out(F.gelu(self.limit(x)))
+
+
+class ResBlock(nn.Module):
+    """x + conv(gelu(limit(conv(gelu(limit(x))))))"""
+
+    def __init__(self, conv, width, same):
+        super().__init__()
+        self.limits = nn.ModuleList(Limit(width) for _ in range(2))
+        self.convs = nn.ModuleList(conv(width, width, **same) for _ in range(2))
+
+    def forward(self, x):
+        y = x
+        for limit, conv in zip(self.limits, self.convs, strict=True):
+            y = conv(F.gelu(limit(y)))
+        return x + y
+
+
+class Limit(nn.Module):
+    """The amplitude over the channels bounded, then a scale and a shift of each channel."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        scale, shift = (p.view(-1, *[1] * (x.ndim - 2)) for p in (self.scale, self.shift))
+        return torch.addcmul(shift, bounded(x, axis=1), scale)

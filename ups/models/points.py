@@ -45,16 +45,15 @@ class Points(nn.Module):
                 "padding_mode": "circular" if spec.periodic else "replicate"}
 
         def blocks():
-            return nn.ModuleList(ResBlock(conv, width, same) for width in widths)
+            return nn.ModuleList(GatedConv(conv, width, same) for width in widths)
 
-        self.inp = conv(channels, dim, **same)
+        self.inp = Pointwise(channels, dim)
         self.hidden = nn.ModuleDict({  # whose matrices are Muon's
             "down": blocks(),
             "merge": nn.ModuleList(conv(n, 2 * n, 2, stride=2) for n in widths[:-1]),
-            "split": nn.ModuleList(conv(2 * n, n, 1) for n in widths[:-1]),
+            "split": nn.ModuleList(Pointwise(2 * n, n) for n in widths[:-1]),
             "up": blocks()})
-        self.limit = Limit(dim)
-        self.out = conv(dim, channels, **same)
+        self.out = Pointwise(dim, channels)
         for p in self.out.parameters():
             nn.init.zeros_(p)
 
@@ -77,7 +76,7 @@ class Points(nn.Module):
         y = self.hidden["up"][-1](f + from_patches(y, self.cell, tokens[-len(self.patch):]))
         for i, f in reversed(list(enumerate(rest))):
             y = self.hidden["up"][i](f + doubled(self.hidden["split"][i](y)))
-        return F.linear(to_patches(self.out(F.gelu(self.limit(y))), self.patch), self.inverse)
+        return F.linear(to_patches(self.out(y), self.patch), self.inverse)
 
 
 def doubled(x):
@@ -114,28 +113,22 @@ class Conv2d(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride)
 
 
-class ResBlock(nn.Module):
-    """x + conv(gelu(limit(conv(gelu(limit(x))))))"""
+class Pointwise(nn.Linear):
+    """One product at every point; as convolutions, those from or to a few channels are slow."""
+
+    def forward(self, x):
+        """(B, C, *grid) -> (B, outputs, *grid), channels last"""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class GatedConv(nn.Module):
+    """x + out(silu(a) * b), the MLP of the blocks with the points around as its input."""
 
     def __init__(self, conv, width, same):
         super().__init__()
-        self.limits = nn.ModuleList(Limit(width) for _ in range(2))
-        self.convs = nn.ModuleList(conv(width, width, **same) for _ in range(2))
+        self.inp = conv(width, 2 * width, **same)
+        self.out = Pointwise(width, width)
 
     def forward(self, x):
-        y = x
-        for limit, conv in zip(self.limits, self.convs, strict=True):
-            y = conv(F.gelu(limit(y)))
-        return x + y
-
-
-class Limit(nn.Module):
-    """The amplitude over the channels bounded, then a scale and a shift of each channel."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x):
-        scale, shift = (p.view(-1, *[1] * (x.ndim - 2)) for p in (self.scale, self.shift))
-        return torch.addcmul(shift, bounded(x, axis=1), scale)
+        a, b = self.inp(x).chunk(2, dim=1)
+        return x + self.out(bounded(F.silu(a) * b, axis=1))
