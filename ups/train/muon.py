@@ -75,9 +75,9 @@ def turn(params, grads, means, shares, momentum, rms, lr, weight_decay):
 def orthogonal(tensors):
     """U V^T of every matrix, scaled to a root mean square of about one.
 
-    Matrices of one shape go through the products together. On a GPU so do all of one height, those
-    up to twice as wide and the wider ones, with zeros beside them: launches cost there, arithmetic
-    does not.
+    Matrices of one shape go through the products together. On a GPU so do, with zeros around them,
+    all small ones, and of larger ones all of one height, those up to twice as wide and the wider
+    ones: launches cost there, arithmetic does not.
 
     A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
     sides of a convolution's kernel; all others have rows x rest.
@@ -90,19 +90,23 @@ def orthogonal(tensors):
         flipped = x.shape[1] > x.shape[2]
         x = x.mT if flipped else x  # (n, r, c) with r <= c
         rows, columns = x.shape[1:]
-        kind = (rows, columns > 2 * rows) if x.is_cuda else (rows, columns)
+        kind = (rows, columns)
+        if x.is_cuda:
+            kind = (rows, columns > 2 * rows) if rows > 128 else "small"
         stacks.setdefault(kind, []).append((i, flipped, x))
     for members in stacks.values():
         sizes = [len(x) for _, _, x in members]
-        widest = max(x.shape[2] for _, _, x in members)
-        x = torch.cat([F.pad(x, (0, widest - x.shape[2])) for _, _, x in members])
+        height, width = (max(x.shape[axis] for _, _, x in members) for axis in (1, 2))
+        x = torch.cat([F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1]))
+                       for _, _, x in members])
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-20)
         x = x.bfloat16() if x.is_cuda else x  # the values near one are only roughly there anyway
         for _ in range(5):
             y = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(y, y, y, beta=B, alpha=C), x, beta=A)
         for (i, flipped, like), new in zip(members, x.split(sizes), strict=True):
-            new = like.shape[2] ** 0.5 * new[..., : like.shape[2]].to(like.dtype)
+            rows, columns = like.shape[1:]
+            new = columns**0.5 * new[:, :rows, :columns].to(like.dtype)
             new = (new.mT if flipped else new).contiguous().view(tensors[i].shape)
             if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
                 new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
