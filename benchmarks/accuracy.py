@@ -61,8 +61,8 @@ FLAGS = {
     ("operator", "advection1d"): "--power 2",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3 --whiten 1",
     ("operator", "ns2d"): "--whiten 0.5",
-    ("operator", "swe2d"): "--lr 4e-3 --rms 0.2 --patch 8 --components all --fine 32 "
-                           "--model.dim 256 --model.depth 4 --model.modes 4",
+    ("operator", "swe2d"): "--batch_size 64 --lr 4e-3 --rms 0.2 --patch 8 --components all "
+                           "--fine 32 --model.dim 256 --model.depth 4 --model.modes 4",
     ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
     ("fno", "burgers1d"): "--fade 1e-3",
     ("fno", "swe2d"): "--fade 1e-3",

@@ -106,15 +106,20 @@ def test_convolutions_on_the_points_see_neighbours_across_the_edges_of_tokens(pa
         torch.nn.init.zeros_(p)
     own, (z0, dt, cond) = model.points[0], batch(model, dtype=torch.float64)
     u = from_patches(z0 @ own.basis.T, patch, spec.tokens[1:])
-    part, f = own.hidden, own.hidden["down"][0](own.inp(u))
-    if patch == (8, 8):
-        coarse = part["down"][1](part["merge"][0](f))
-        assert coarse.shape[1:] == (6, 9 * 4, 16 * 4) and own.width == 6 * 4 * 4
-        y = part["split"][0](part["up"][1](coarse))
-        f = f + y.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    update = own.out(part["up"][0](f))
+    part, grids = own.hidden, {(2, 2): 1, (4, 12): 2, (8, 8): 3}[patch]
+    assert len(part["down"]) == len(part["up"]) == grids
+    features = [part["down"][0](own.inp(u))]
+    for level in range(1, grids):
+        features.append(part["down"][level](part["merge"][level - 1](features[-1])))
+        cell = [n >> level for n in patch]
+        assert features[-1].shape[1:] == (3 << level, 9 * cell[0], 16 * cell[1])
+    assert own.width == (3 << grids - 1) * math.prod(patch) // 4 ** (grids - 1)
+    y = part["up"][-1](features.pop())
+    for level in reversed(range(grids - 1)):
+        y = part["split"][level](y).repeat_interleave(2, 2).repeat_interleave(2, 3)
+        y = part["up"][level](features[level] + y)
+    update = own.out(y)
     assert update.shape[2:] == (9 * patch[0], 16 * patch[1])
-    assert len(part["down"]) == len(part["up"]) == 1 + (patch == (8, 8))
     back = torch.linalg.pinv(own.basis) * (own.basis.square().sum(1).mean().sqrt())
     expected = z0 + to_patches(update, patch) @ back.T
     torch.testing.assert_close(model(z0, dt, cond), expected, rtol=0, atol=1e-6)

@@ -6,7 +6,7 @@
     update = a + B^-1 up(f + y)
 
 Large tokens have them on coarser grids too, each of half as many points along every axis, until
-they are four points wide (or odd); down and up go through all of these. A layer over tokens has to
+they are two points wide (or odd); down and up go through all of these. A layer over tokens has to
 learn each place inside of them by itself, a convolution all at once.
 """
 
@@ -28,7 +28,7 @@ class Points(nn.Module):
         super().__init__()
         self.patch, axes = spec.patch, len(spec.patch)
         self.cell, widths = spec.patch, [dim]  # points of a token on the coarsest grid
-        while all(n > 4 and n % 2 == 0 for n in self.cell):
+        while all(n > 2 and n % 2 == 0 for n in self.cell):
             self.cell = tuple(n // 2 for n in self.cell)
             widths.append(2 * widths[-1])
         self.width = math.prod(self.cell) * widths[-1]  # features of a token
