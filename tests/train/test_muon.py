@@ -26,6 +26,15 @@ def test_an_update_keeps_the_singular_vectors_and_evens_out_the_values(shape):
     assert orthogonal([torch.zeros(shape)])[0].abs().max() == 0
 
 
+def test_zeros_around_matrices_change_nothing():
+    """They put matrices of several shapes into one stack, as on a GPU."""
+    shapes = (8, 12), (12, 4), (6, 4, 3, 3), (2, 3, 8, 10), (130, 140), (130, 200), (600, 130)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    for alone, stacked in zip(orthogonal(tensors, padded=False), orthogonal(tensors, padded=True),
+                              strict=True):
+        torch.testing.assert_close(stacked, alone, rtol=0, atol=1e-9)
+
+
 def parts():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 2)).double()

@@ -72,12 +72,12 @@ def turn(params, grads, means, shares, momentum, rms, lr, weight_decay):
     torch._foreach_sub_(params, updates)
 
 
-def orthogonal(tensors):
+def orthogonal(tensors, padded=None):
     """U V^T of every matrix, scaled to a root mean square of about one.
 
-    Matrices of one shape go through the products together. On a GPU so do, with zeros around them,
-    all small ones, and of larger ones all of one height, those up to twice as wide and the wider
-    ones: launches cost there, arithmetic does not.
+    Matrices of one shape go through the products together. `padded` with zeros, so do all small
+    ones, and of larger ones all of one height, those up to twice as wide and the wider ones; that
+    is the default on a GPU, where launches cost and arithmetic does not.
 
     A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
     sides of a convolution's kernel; all others have rows x rest.
@@ -91,7 +91,7 @@ def orthogonal(tensors):
         x = x.mT if flipped else x  # (n, r, c) with r <= c
         rows, columns = x.shape[1:]
         kind = (rows, columns)
-        if x.is_cuda:
+        if x.is_cuda if padded is None else padded:
             kind = (rows, columns > 2 * rows) if rows > 128 else "small"
         stacks.setdefault(kind, []).append((i, flipped, x))
     for members in stacks.values():
