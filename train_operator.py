@@ -45,7 +45,7 @@ class Config(RunConfig):
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
-    fine: int = 0               # channels of convolutions on points: 32, with --patch 8, for fronts
+    fine: int = 0               # channels on points, for fronts: 32 (--patch 8 --components all)
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
@@ -80,7 +80,8 @@ class Config(RunConfig):
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
         if self.codec not in (("patch",) if self.fine else ("patch", "grid")):
-            raise UsageError(f"--codec {self.codec}: it is patch or grid; --fine needs patch.")
+            needed = "patch, as --fine needs it" if self.fine else "patch or grid"
+            raise UsageError(f"--codec {self.codec}: it is {needed}.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise UsageError(f"--components {self.components}: it is auto, all or a number.")
 

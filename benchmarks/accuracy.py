@@ -262,8 +262,11 @@ def main(argv=None):
     failed = [folder for folder, job in jobs.items() if job.returncode]
     for folder in failed:
         tail = (folder / "log.txt").read_text().splitlines()[-3:]
-        print(f"{folder.name} failed: {' | '.join(tail)}", file=sys.stderr)
-    print(NRMSE + ".")
+        reason = " | ".join(tail) or f"it ended with {jobs[folder].returncode} and said nothing"
+        reason = reason.split("UsageError: ")[-1]  # no traceback where a sentence says it
+        print(f"{folder.name} failed: {reason}", file=sys.stderr)
+    if len(failed) < len(cells):
+        print(NRMSE + ".")
     return bool(failed)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.fno import FNO, FNOConfig
-from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within, unroll_at
+from benchmarks.turns import CHUNK, TIMED, now, seconds_at, step_times, steps_within, unroll_at
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import UsageError, check, parse
@@ -227,7 +227,7 @@ def train_baseline(cell, folder, turns):
     with turns.alone():
         marks, chunk = [], CHUNK if device.type == "cuda" else 1
         for k in range(1, longest + 1):
-            for _ in range(5):
+            for _ in range(TIMED):
                 marks.append((len(marks) * chunk, k, now()))
                 for _ in range(chunk):
                     step(k)

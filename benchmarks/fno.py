@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import check
+
 
 @dataclass(frozen=True)
 class FNOConfig:
@@ -23,6 +25,10 @@ class FNOConfig:
     depth: int = 4
     modes: int = 16      # wave numbers kept along each axis
     mlp_ratio: float = 1.0
+
+    def __post_init__(self):
+        check(self, width=(1, math.inf), depth=(1, math.inf), modes=(1, math.inf),
+              mlp_ratio=(0.1, math.inf))
 
 
 class FNO(nn.Module):

@@ -28,6 +28,9 @@ def report(task, results, out):
             low, high = interval(values[:, None], weights)[:, 0]
             row += f" {values.mean():9.2e}  [{low:.2e}, {high:.2e}]"
         print(row)
+    for model, r in results.items():
+        if r["curve"][-1][0] > 1.1 * r["seconds"]:
+            print(f"{model}: {r['steps']} steps, the fewest, take {r['curve'][-1][0]:.2g} s.")
     means = {m: torch.tensor(s["rollout"], dtype=torch.float64) for m, s in scores.items()}
 
     def compare(model, other):

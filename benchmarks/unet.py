@@ -7,12 +7,14 @@ circle or by repeating the border values. Amplitudes are bounded and not normali
 operator: a group norm made the errors of roll-outs half as large again.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import check
 from ups.models.layers import bounded
 from ups.models.points import Conv1d, Conv2d, doubled
 
@@ -22,6 +24,9 @@ class UNetConfig:
     width: int = 48    # channels at full resolution
     levels: int = 3    # how often the grid is halved
     depth: int = 1     # residual blocks per resolution, on the way down and on the way up
+
+    def __post_init__(self):
+        check(self, width=(1, math.inf), levels=(0, 8), depth=(1, math.inf))
 
 
 class UNet(nn.Module):

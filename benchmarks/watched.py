@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState
 
 import train_operator as script
 from benchmarks.baselines import MOMENTS, VAL, WARMUP
-from benchmarks.turns import CHUNK, now, seconds_at, step_times, steps_within
+from benchmarks.turns import CHUNK, TIMED, now, seconds_at, step_times, steps_within
 from ups.config import each, parse
 from ups.eval.rollout import measure
 from ups.train.step import Backward
@@ -40,7 +40,7 @@ def train_operator(cell, folder, turns):
     cuda, alone = torch.cuda.is_available(), contextlib.ExitStack()
     own = [*cell["flags"], "--tasks", *cell["tasks"]]
     chunk = chunk_of(parse(script.Config, own), cuda)
-    few, begin = 20 * chunk, chunk
+    few, begin = (1 + TIMED) * chunk, chunk
     marks, curve, result = [], [], {}
 
     class Watched(Backward):

@@ -114,9 +114,10 @@ def test_whoever_times_its_steps_is_alone(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["fno --model.depth 1 --model.modes 4", "unet --model.levels 1"])
-def test_a_short_training_lowers_the_error(tmp_path, model):
+def test_a_short_training_lowers_the_error(tmp_path, monkeypatch, model):
     """The U-Net with random shifts along the axis that is not forced."""
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=4, t_end=0.3)
+    monkeypatch.setattr(baselines, "steps_within", lambda seconds, times: 40)
     kind, *flags = model.split()
     flags += "--model.width 8 --lr 1e-2 --batch_size 4 --unroll 2 --ema 0.5".split()
     cell = {"tasks": ["ns2d"], "model": model, "kind": kind, "flags": flags, "seconds": 0.5,
@@ -185,6 +186,11 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
         accuracy.main(["--task", "advection1d", "--models", *models, *common])
     lock.close()
 
+    # a model that does not fit the data says so in a sentence
+    assert accuracy.main(["--task", "advection1d", "--models", "operator --patch 3", *common])
+    out, err = capfd.readouterr()
+    assert "nRMSE" not in out and "| " not in err.split("failed: ")[1] and "--patch" in err, err
+
 
 def test_the_step_benchmark_asks_the_script_for_what_it_means(tmp_path):
     for cfg in step.settings(tmp_path, "ns2d", 4):
@@ -210,8 +216,10 @@ def test_a_joint_operator_is_compared_with_every_single_one(tmp_path, capsys):
 
     ratios.report("ns2d", {"joint": result(["ns2d", "burgers1d"], [3.0, 3.0]),
                            "slow": result(["ns2d"], [2.0, 2.0]),
-                           "fast": result(["ns2d"], [1.0, 2.0])}, tmp_path)
+                           "fast": result(["ns2d"], [1.0, 2.0]) | {"curve": [(1.5, 0.1)]}},
+                  tmp_path)
     shown = capsys.readouterr().out
+    assert "fast: 1 steps, the fewest, take 1.5 s." in shown and shown.count("fewest") == 1
     assert "roll-out of joint / slow: 1.50 [1.50, 1.50]" in shown
     assert "roll-out of joint / fast: 2.00 [1.50, 3.00]" in shown
 
@@ -237,6 +245,8 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
     (["--joint", "operator"], "for several tasks"),
     (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
     (["--models", "unet --tf32 half"], "unet --tf32 half: --tf32 half: it is all, backward, none"),
+    (["--models", "unet --model.levels -1"], "--levels must be between 0 and 8"),
+    (["--models", "fno --model.width 0"], "--width must be at least 1"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),

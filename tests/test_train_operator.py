@@ -179,7 +179,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
     (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
     (["--codec", "grid"], "there is no learned codec yet"),
-    (["--codec", "grid", "--fine", "4"], "it is patch or grid; --fine needs patch"),
+    (["--codec", "grid", "--fine", "4"], "it is patch, as --fine needs it"),
     (["--model.body", "mamba"], "mamba"),
     (["--components", "99"], "99"),
     (["--steps", "0"], "--steps must be at least 1"),

@@ -122,7 +122,7 @@ class Pointwise(nn.Linear):
 
 
 class GatedConv(nn.Module):
-    """x + out(silu(a) * b), the MLP of the blocks with the points around as its input."""
+    """x + out(silu(a) * b), bounded as in the blocks; a and b see the points around."""
 
     def __init__(self, conv, width, same):
         super().__init__()

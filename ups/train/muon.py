@@ -6,7 +6,7 @@ Every direction of the update has the same size, so that rare directions of the 
 as fast as the dominant ones. U V^T comes from five Newton-Schulz steps on G' / |G'|: odd
 polynomials that send all singular values near one, in matrix products alone. `scale` gives entries
 a root mean square of `rms`, so that one learning rate serves both this and AdamW, which takes all
-other weights: biases, taps, embeddings, the first and the last layer.
+other weights: biases, the mixers' taps, embeddings, the first and the last layer.
 """
 
 import torch
@@ -21,8 +21,8 @@ A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 class Muon(torch.optim.AdamW):
     """AdamW for `model`, but for the matrices inside `hidden`, a part of it.
 
-    Those inside `slow` take a quarter of a step. That suits convolutions: their taps see nearly the
-    same values, so that what is added to each adds up.
+    Those inside `slow` take a quarter of a step. That suits convolutions, whose taps see nearly the
+    same values, so that what is added to each adds up, and the products between them.
 
     Fit for CUDA graphs; with `compile` the many small kernels of an update become a few.
     """
@@ -75,9 +75,9 @@ def turn(params, grads, means, shares, momentum, rms, lr, weight_decay):
 def orthogonal(tensors, padded=None):
     """U V^T of every matrix, scaled to a root mean square of about one.
 
-    Matrices of one shape go through the products together. `padded` with zeros, so do all small
-    ones, and of larger ones all of one height, those up to twice as wide and the wider ones; that
-    is the default on a GPU, where launches cost and arithmetic does not.
+    Matrices of one shape go through the products together. `padded` with zeros, so do all of one
+    height (or of up to 128 rows), those up to twice as wide and the wider ones; that is the default
+    on a GPU, where launches cost and arithmetic does not.
 
     A tensor (i, .., j, r, c) of four axes or more is i * .. * j matrices, unless r and c are the
     sides of a convolution's kernel; all others have rows x rest.
@@ -90,9 +90,8 @@ def orthogonal(tensors, padded=None):
         flipped = x.shape[1] > x.shape[2]
         x = x.mT if flipped else x  # (n, r, c) with r <= c
         rows, columns = x.shape[1:]
-        kind = (rows, columns)
-        if x.is_cuda if padded is None else padded:
-            kind = (rows, columns > 2 * rows) if rows > 128 else "small"
+        loose = x.is_cuda if padded is None else padded
+        kind = (max(rows, 128), columns > 2 * rows) if loose else (rows, columns)
         stacks.setdefault(kind, []).append((i, flipped, x))
     for members in stacks.values():
         sizes = [len(x) for _, _, x in members]
