@@ -15,9 +15,11 @@ def pytest_configure(config):
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerator():
-    """Accelerate keeps its state for the whole process; a test must not inherit another's."""
+def fresh_process():
+    """What outlives a test in a process, and the next one must not inherit: Accelerate's state,
+    and oneDNN, which torch turns off at the first bfloat16 product on a CPU without such."""
     yield
+    torch.backends.mkldnn.set_flags(True)
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
 
