@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 CHUNK = 20    # steps that are timed in one go
-TIMED = 9     # times that this is done, for each unroll; the least counts
+TIMED = 19    # times that this is done, so that each unroll up to 6 comes; the least counts
 PATIENCE = 50  # steps between two pauses of a training
 
 

@@ -79,6 +79,9 @@ def test_the_number_of_steps_fits_the_time():
     assert turns.steps_within(100.0, {1: 0.5}) == 200
     marks = [(0, 1, 0.0), (10, 1, 30.0), (20, 1, 32.0), (30, 2, 53.0), (40, None, 83.0)]
     assert turns.step_times(marks) == {1: 0.2, 2: 3.0}  # the least of 3, 0.2 and 2.1
+    for longest in range(1, 7):  # an operator's probe times each
+        seen = {turns.unroll_at(k, 1 + turns.TIMED, longest) for k in range(1, 1 + turns.TIMED)}
+        assert seen == set(range(1, longest + 1))
 
 
 @pytest.mark.parametrize("shares, on_a_card, elsewhere", [
