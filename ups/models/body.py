@@ -25,6 +25,7 @@ from ups.models.layers import (
     WindowAttention,
     bounded,
 )
+from ups.models.precision import ExactLinear
 
 
 class TokenBody(nn.Module):
@@ -34,7 +35,7 @@ class TokenBody(nn.Module):
     grids get theirs when they come. Parameters with the same name share one slot of the condition.
     """
 
-    def __init__(self, config, tasks, inputs, outputs, scalars):
+    def __init__(self, config, tasks, inputs, outputs, scalars, exact=False):
         super().__init__()
         self.config, self.tasks = config, tuple(tasks)
         self.axes = axes_of(self.tasks)
@@ -42,8 +43,9 @@ class TokenBody(nn.Module):
 
         dim = config.dim
         # the first and the last layer are each task's own, as its latents are
-        self.inp = nn.ModuleList(nn.Linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
-        self.out = nn.ModuleList(nn.Linear(dim, outputs) for _ in self.tasks)
+        linear = ExactLinear if exact else nn.Linear
+        self.inp = nn.ModuleList(linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
+        self.out = nn.ModuleList(linear(dim, outputs) for _ in self.tasks)
         for p in self.out.parameters():
             nn.init.zeros_(p)
         self.task = nn.ParameterList(0.1 * torch.randn(dim) for _ in self.tasks)

@@ -97,7 +97,8 @@ class LatentOperator(nn.Module):
         self.points = nn.ModuleList(Points(fine, task) for task in self.tasks if fine)
         self.features = max([own.width for own in self.points], default=0)
         width = self.width + self.features
-        self.body = TokenBody(config, self.tasks, inputs=width, outputs=width, scalars=1)
+        self.body = TokenBody(config, self.tasks, inputs=width, outputs=width, scalars=1,
+                              exact=not fine)  # with `fine`, the latents' own way is by the points
         for layer in self.body.out if fine else []:  # only what is added to the latents is zero
             nn.init.normal_(layer.weight[self.width:], std=config.dim**-0.5)
         self.keep = Keep(self.tasks)

@@ -18,6 +18,7 @@ from torch import nn
 
 from ups.models.codec import from_patches, to_patches
 from ups.models.layers import bounded
+from ups.models.precision import exact_linear, products
 
 
 class Points(nn.Module):
@@ -47,19 +48,19 @@ class Points(nn.Module):
         def blocks():
             return nn.ModuleList(GatedConv(conv, width, same) for width in widths)
 
-        self.inp = Pointwise(channels, dim)
+        self.inp = Pointwise(channels, dim, exact=True)
         self.hidden = nn.ModuleDict({  # whose matrices are Muon's
             "down": blocks(),
             "merge": nn.ModuleList(conv(n, 2 * n, 2, stride=2) for n in widths[:-1]),
             "split": nn.ModuleList(Pointwise(2 * n, n) for n in widths[:-1]),
             "up": blocks()})
-        self.out = Pointwise(dim, channels)
+        self.out = Pointwise(dim, channels, exact=True)
         for p in self.out.parameters():
             nn.init.zeros_(p)
 
     def down(self, z, tokens):
         """Latents (B, N, D) -> features (B, dim, *grid), and those of every coarser grid"""
-        u = from_patches(F.linear(z, self.basis), self.patch, tokens[-len(self.patch):])
+        u = from_patches(exact_linear(z, self.basis), self.patch, tokens[-len(self.patch):])
         first, *coarser = self.hidden["down"]
         features = [first(self.inp(u))]
         for merge, block in zip(self.hidden["merge"], coarser, strict=True):
@@ -76,7 +77,7 @@ class Points(nn.Module):
         y = self.hidden["up"][-1](f + from_patches(y, self.cell, tokens[-len(self.patch):]))
         for i, f in reversed(list(enumerate(rest))):
             y = self.hidden["up"][i](f + doubled(self.hidden["split"][i](y)))
-        return F.linear(to_patches(self.out(y), self.patch), self.inverse)
+        return exact_linear(to_patches(self.out(y), self.patch), self.inverse)
 
 
 def doubled(x):
@@ -110,15 +111,20 @@ class Conv2d(nn.Conv2d):
             ends = (last, first) if self.padding_mode == "circular" else (first, last)
             x = torch.cat([ends[0], x, ends[1]], axis)
         weight = self.weight.contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, weight, self.bias, self.stride)
+        with products():
+            return F.conv2d(x, weight, self.bias, self.stride)
 
 
 class Pointwise(nn.Linear):
     """One product at every point; as convolutions, those from or to a few channels are slow."""
 
+    def __init__(self, inputs, outputs, exact=False):
+        super().__init__(inputs, outputs)
+        self.product = exact_linear if exact else F.linear
+
     def forward(self, x):
         """(B, C, *grid) -> (B, outputs, *grid), channels last"""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        return self.product(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
 
 
 class GatedConv(nn.Module):
