@@ -68,9 +68,11 @@ FLAGS = {
     ("fno", "swe2d"): "--fade 1e-3",
     ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
+    ("unet", "burgers1d"): "--lr 2e-3 --rms 0.1",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
     ("unet", 2): "--batch_size 32 --fade 1e-3 --lr 2.5e-4",
-    ("unet", "diffreact2d"): "--lr 5e-4",
+    ("unet", "diffreact2d"): "--lr 2e-3 --rms 0.1",
+    ("unet", "swe2d"): "--lr 4e-3 --rms 0.025",
 }
 
 
