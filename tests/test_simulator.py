@@ -99,6 +99,9 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
         guarded = sim.rollout(u, 3, {"nu": 0.1}, **ask, guards="conserve")
         for members in (got, guarded):  # those of a patch codec keep it by themselves
             assert (members.mean(-1) - u.mean(-1)[:, None, None]).abs().max() < 1e-6
+        last = corrector.leads(0)
+        with pytest.warns(UserWarning, match=f"learned for up to {last} steps"):
+            sim.rollout(u, last + 1, {"nu": 0.1}, **ask | {"frames": None})
 
 
 def test_guards_hold_at_every_frame(run, start):
@@ -143,6 +146,9 @@ def test_fields_are_read_at_any_point_of_the_domain(tmp_path, monkeypatch):
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(steps=0), "0 steps"),
+    (dict(steps=2.5), "steps=2.5: it is a whole number"),
+    (dict(members="3"), "members='3'"),
+    (dict(seed=None), "seed=None"),
     (dict(frames=[3, 1]), "in order"),
     (dict(frames=[9]), "1 .. steps"),
     (dict(dt=0.0), "above 0"),

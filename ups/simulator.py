@@ -11,6 +11,7 @@ way to one axis of points. Numpy in, numpy out; torch in, torch out, on the devi
 """
 
 import functools
+import numbers
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,9 @@ class Simulator:
         if task not in self.tasks:
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
+        for name, value in {"steps": steps, "members": members or 0, "seed": seed}.items():
+            if not isinstance(value, numbers.Integral):
+                raise UsageError(f"{name}={value!r}: it is a whole number.")
         leads = list(range(1, steps + 1) if frames is None else frames)
         if not leads or leads != sorted(set(leads)) or leads[0] < 1 or leads[-1] > steps:
             raise UsageError(f"{steps} steps and frames={frames}: frames are some of 1 .. steps, "
@@ -95,7 +99,10 @@ class Simulator:
         if members is None:
             states = _states(step, z, leads, *where)
         else:
-            how = self.corrector.settings
+            how, known = self.corrector.settings, self.corrector.model.leads(index)
+            if leads[-1] > known:
+                warnings.warn(f"members were learned for up to {known} steps; later ones are drawn "
+                              f"as those of step {known}.", stacklevel=2)
             noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
             rows = len(z) * members if guard.names else 4096  # a guard must see all of them
             states = corrected(step, self.corrector.model, z, leads[-1], *where, noise, how.calls,

@@ -43,6 +43,10 @@ class Corrector(nn.Module):
         for index, table in enumerate(tables):
             self.register_buffer(f"table{index}", table)
 
+    def leads(self, task):
+        """The steps of the roll-outs that it was trained on"""
+        return self.get_buffer(f"table{task}").shape[1]
+
     def table(self, task, lead):
         """s, c and the largest asinh(r / s) after `lead` (B,) steps: (B, 3, 1, D)."""
         return self.get_buffer(f"table{task}")[:, lead - 1].transpose(0, 1)[:, :, None]
@@ -54,7 +58,7 @@ class Corrector(nn.Module):
     @torch.no_grad()
     def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep):
         """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
-        lead = lead.clamp(max=self.get_buffer(f"table{task}").shape[1])  # later: as the last
+        lead = lead.clamp(max=self.leads(task))  # later: as the last
         table = self.table(task, lead)
         noise = noise * (table[:, :1] > 0)  # none in the padding
         net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task)
