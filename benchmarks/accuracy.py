@@ -13,7 +13,9 @@ steps alone and takes as many as fit the seconds (benchmarks/turns.py). Compilat
 are not counted, for none. (With CUDA's MPS daemon running, processes really share the GPU.)
 
 A result is stored in --out under the hash of its configuration and never computed twice (the code
-is no part of it: give another --out where that has changed). The best average by validation is
+is no part of it: give another --out where that has changed; results of several commits are named
+below the table). The settings are those for 100 s on a GPU; on a CPU one tries the command, not the
+models. The best average by validation is
 tested once (choose settings with --split val, which never sees test):
 
     nRMSE for one step from each true frame, and for the roll-out from the first frame alone, with
@@ -44,6 +46,7 @@ from benchmarks.ratios import report
 from benchmarks.turns import Turns
 from benchmarks.watched import GIVEN, train_operator
 from ups.config import UsageError, check, command, flat, parse
+from ups.data.solvers import SOLVERS
 from ups.data.tasks import TASKS
 from ups.eval.metrics import NRMSE
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
@@ -93,8 +96,11 @@ class Config:
         if self.split not in ("val", "test"):
             raise UsageError(f"--split {self.split}: it is val or test.")
         for task in self.task:
-            if task not in TASKS:
-                raise UsageError(f"--task {task}: it is one of {', '.join(TASKS)}.")
+            if task not in SOLVERS:
+                raise UsageError(f"--task {task}: it is one of {', '.join(SOLVERS)}.")
+            if self.preset not in SOLVERS[task].PRESETS:
+                raise UsageError(f"--preset {self.preset}: {task} has "
+                                 f"{', '.join(SOLVERS[task].PRESETS)}.")
         for model in (*self.models, self.joint):
             if model.count('"') % 2 or model.count("'") % 2:
                 raise UsageError(f"{model}: a quotation mark is not closed.")
@@ -149,7 +155,17 @@ def work(path, parent):
         task: {name: table.mean(1).tolist() for name, table in tables.items()}
         | {"by_lead": tables["rollout"].mean(0).tolist()}
         for task, tables in result.pop("tables").items()}
-    write_json(folder / "result.json", cell | result | {"at": time.strftime("%Y-%m-%d")})
+    result |= {"at": time.strftime("%Y-%m-%d"), "code": version()}
+    write_json(folder / "result.json", cell | result)
+
+
+def version():
+    """The commit of this code; empty where it is not known."""
+    try:
+        return subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
+                              capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 # ---- all cells, tables and picture
@@ -185,7 +201,6 @@ def gathered(folders, out):
 
 def reserve(folder):
     """Keep other calls from training the cell of `folder`, until the file returned is closed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = open(folder.with_suffix(".lock"), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,6 +231,10 @@ def main(argv=None):
     out, device = Path(cfg.out).resolve(), "CPU"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {cfg.out}: it cannot be made ({error.strerror}).") from None
     tasks = list(dict.fromkeys(cfg.task))
     wanted = [(model, [task], cfg.seconds) for task, model in itertools.product(tasks, cfg.models)]
     if cfg.joint:  # first: it takes longest

@@ -137,7 +137,6 @@ def conditions(fields, indices, device):
 
 @eager
 @torch.no_grad()
-@products("highest")
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
     rolled, single = [], []

@@ -31,6 +31,11 @@ def report(task, results, out):
     for model, r in results.items():
         if r["curve"][-1][0] > 1.1 * r["seconds"]:
             print(f"{model}: {r['steps']} steps, the fewest, take {r['curve'][-1][0]:.2g} s.")
+    codes = {model: f"{r.get('code') or 'unknown'} ({r['at']})" for model, r in results.items()}
+    if len(set(codes.values())) > 1:
+        print("of several commits: " + ", ".join(f"{m} {code}" for m, code in codes.items()))
+    if first["device"] == "CPU":
+        print("The settings are those for 100 s on a GPU; a CPU tries the command, not the models.")
     means = {m: torch.tensor(s["rollout"], dtype=torch.float64) for m, s in scores.items()}
 
     def compare(model, other):

@@ -143,7 +143,8 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
     shown = capfd.readouterr().out
     assert "roll-out of operator" in shown and "[" in shown and "params" in shown
-    assert "compile" in shown
+    assert "compile" in shown and "a CPU tries the command" in shown
+    assert "of several commits" not in shown
     argv = ["--task", "advection1d", "burgers1d", "--models", models[0], "--joint", models[0],
             *common]
     assert not accuracy.main(argv)
@@ -155,6 +156,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert all(len(s["rollout"]) == 51 for r in results for s in r["scores"].values())
     assert all(r["parameters"] < 20_000 and 1 < len(r["curve"]) <= 8 for r in results)
     assert all(0 < r["compile_s"] < 600 for r in results)
+    assert {r["code"] for r in results} == {accuracy.version()}
     assert all(r["curve"][-1][0] > 0.5 * r["seconds"] for r in results)
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/run/operator/config.json")]
     assert [config["seed"] for config in configs] == [3, 3, 3]
@@ -175,14 +177,14 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
 
     # a roll-out that overflowed, a name of another day, a cell that another call is training
     path, = tmp_path.glob("*_fno_*/result.json")
-    result = json.loads(path.read_text()) | {"model": "once"}
+    result = json.loads(path.read_text()) | {"model": "once", "code": "1234567"}
     result["scores"]["advection1d"]["rollout"][0] = float("nan")
     path.write_text(json.dumps(result))
     capfd.readouterr()
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
     shown = capfd.readouterr().out
     assert f"{models[1]}: some roll-outs overflow" in shown and "roll-out of op" not in shown
-    assert "once" not in shown
+    assert "once" not in shown and f"{models[1]} 1234567 (" in shown
     lock = accuracy.reserve(path.parent)
     path.unlink()
     with pytest.raises(UsageError, match="trained by another call"):
@@ -253,7 +255,11 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),
-    (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test")])
+    (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test"),
+    (["--preset", "tiny"], "--preset tiny: burgers1d has small, medium, pdebench"),
+    (["--task", "ns2d", "--preset", "pdebench"], "--preset pdebench: ns2d has small, medium"),
+    (["--task", "cns1d"], "--task cns1d: it is one of"),
+    (["--out", __file__], "--out .*: it cannot be made .File exists")])
 def test_wrong_use_is_one_sentence(tmp_path, argv, words):
     with pytest.raises(UsageError, match=words):
         accuracy.main(["--out", str(tmp_path), *argv])

@@ -25,6 +25,7 @@ from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.guards import Guard
 from ups.latents import TaskLatents, load_codec
+from ups.models.precision import products
 from ups.stages import load_corrector, load_operator
 from ups.train.folder import read_json
 
@@ -60,6 +61,7 @@ class Simulator:
         return self
 
     @torch.no_grad()
+    @products("highest")
     def rollout(self, u0, steps, params=None, *, task=None, dt=None, frames=None, members=None,
                 seed=0, points=None, guards=()):
         """Predict what follows the fields u0 (B, C, *grid).

@@ -1,14 +1,17 @@
 """TF32 is what only a GPU does; here the factors of each product are rounded by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ups.eval.rollout import rollout
 from ups.models import precision
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
-from ups.models.points import Conv2d
 from ups.models.precision import exact_linear, in_parts, products
+from ups.train.step import eager
 
 BASIS = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))[0]
 PLATE = TaskSpec("plate", (1, 4, 5), 8, False, patch=(2, 2),
@@ -16,19 +19,12 @@ PLATE = TaskSpec("plate", (1, 4, 5), 8, False, patch=(2, 2),
 
 
 class Rounded(TorchDispatchMode):
-    """Products of matrices with their factors rounded to ten bits; `seen`: whether convolutions
-    would have been."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
+    """Products of matrices with their factors rounded to ten bits."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         if name in ("mm", "addmm", "bmm"):
             args = [*args[:-2], *map(nearest, args[-2:])]
-        if name == "convolution":
-            self.seen.append(torch.backends.cudnn.allow_tf32)
         return function(*args, **kwargs or {})
 
 
@@ -51,7 +47,7 @@ def test_an_exact_product_survives_rounded_factors():
     wanted = torch.autograd.grad(plain.square().sum(), (x, weight))
     for ours, theirs in zip(torch.autograd.grad(exact.square().sum(), (x, weight)), wanted,
                             strict=True):
-        assert apart(ours, theirs) < 2e-3  # the gradients are those of rounded factors
+        assert apart(ours, theirs) < 2e-3  # of factors cut to ten bits
 
 
 @pytest.mark.parametrize("dtype, parts", [(torch.float32, 3), (torch.bfloat16, 1),
@@ -85,14 +81,31 @@ def test_a_field_goes_through_an_operator_unrounded(monkeypatch, exact, fine):
     assert error < 2e-6 if exact else 1e-4 < error < 1e-2
 
 
-def test_convolutions_are_rounded_only_where_products_are():
-    """torch rounds them unless told otherwise, in a roll-out too."""
-    cudnn, conv = torch.backends.cudnn, Conv2d(1, 1, 3, padding=1, padding_mode="circular")
-    assert cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
-    with Rounded() as mode:
-        conv(torch.ones(1, 1, 4, 4))
-        with products("high"):
-            conv(torch.ones(1, 1, 4, 4))
-        F.conv2d(torch.ones(1, 1, 4, 4), conv.weight)
-    assert mode.seen == [False, True, True]
-    assert cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "highest"
+def test_products_of_a_rollout_are_exact_whatever_the_process_has():
+    """torch rounds convolutions unless told otherwise, and some containers all products."""
+    cudnn, seen = torch.backends.cudnn, []
+
+    def model(z, *where):
+        seen.append((torch.get_float32_matmul_precision(), cudnn.allow_tf32))
+        return z
+
+    evaluated = eager(lambda: model(torch.zeros(1)))
+    for level in ("highest", "high"):
+        torch.set_float32_matmul_precision(level)
+        try:
+            rollout(model, torch.zeros(1), 2, None, None)
+            evaluated()
+            assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == (level, True)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert seen == [("highest", False)] * 6
+
+
+@pytest.mark.parametrize("level, autocast, rounds", [
+    ("high", False, True), ("highest", False, False), ("high", True, False)])
+def test_nothing_is_taken_apart_where_nothing_is_rounded_to_tf32(monkeypatch, level, autocast,
+                                                                 rounds):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast)
+    with products(level):
+        assert precision.may_round(SimpleNamespace(is_cuda=True)) == rounds
+        assert not precision.may_round(torch.ones(1))

@@ -11,6 +11,7 @@ import math
 import torch
 
 from ups.eval.metrics import drift, nrmse
+from ups.models.precision import products
 from ups.train.step import eager
 
 CHUNK_BYTES = 256 << 20  # of fields that are held at a time
@@ -18,6 +19,7 @@ MEASURED = ("operator", "one_step", "persistence", "codec", "drift")
 
 
 @torch.no_grad()
+@products("highest")
 def rollout(model, z0, steps, dt, cond, task=0):
     """The predicted latents (B, steps, N, D) that follow `z0` (B, N, D)."""
     frames, z = [], z0

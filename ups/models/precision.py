@@ -14,9 +14,9 @@ TF32 = {  # of a training step on CUDA: how forward and backward multiply
 
 
 @contextlib.contextmanager
-def products(precision=None):
+def products(precision):
     """`high`: on CUDA's tensor cores, rounded to ten bits (TF32); `highest`: as they are. Both
-    for convolutions too, which torch rounds unless told otherwise. None: as matrices are.
+    for convolutions too, which torch rounds unless told otherwise.
 
     Inside a compiled model nothing is changed: there the caller's choice holds.
     """
@@ -25,7 +25,6 @@ def products(precision=None):
         return
     cudnn = torch.backends.cudnn
     before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    precision = precision or before
     torch.set_float32_matmul_precision(precision)
     cudnn.allow_tf32 = precision != "highest"
     try:
@@ -36,8 +35,10 @@ def products(precision=None):
 
 
 def exact_linear(x, weight, bias=None):
-    """`F.linear` of which TF32 rounds nothing, for narrow layers that a field goes through as it
-    is: ten bits of it err as much as a well trained step.
+    """`F.linear` that TF32 does not round, for narrow layers that a field goes through as it is:
+    ten bits of it err as much as a well trained step.
+
+    The gradients are those of factors cut to ten bits.
     """
     if may_round(x) and x.dtype == weight.dtype == torch.float32:
         x, weight = in_parts(x, weight)
@@ -50,12 +51,17 @@ class ExactLinear(nn.Linear):
 
 
 def may_round(x):
-    return x.is_cuda and not torch.is_autocast_enabled("cuda")
+    return (x.is_cuda and torch.backends.cuda.matmul.allow_tf32
+            and not torch.is_autocast_enabled("cuda"))
 
 
 def in_parts(x, weight):
-    """(x', dx, x') and (w', w', dw): the product of these is x w^T but for dx dw^T, and what x' and
-    w' have in their ten bits is x and w but for dx and dw."""
+    """Factors whose product is x w^T but for the last bits of single precision:
+
+        (x', dx, x') (w', w', dw)^T = x' w'^T + dx w'^T + x' dw^T       x = x' + dx, w = w' + dw
+
+    x' and w' have ten bits, so that TF32 leaves them as they are, and dx and dw are small.
+    """
     a, c = _cut(x), _cut(weight)
     return torch.cat([a, x - a, a], -1), torch.cat([c, c, weight - c], -1)
 

@@ -61,9 +61,11 @@ def fused(function):
 
 
 def eager(function):
-    """A function that runs compiled models as they read: each batch size would compile anew."""
+    """A function that runs compiled models as they read, for each batch size would compile anew,
+    and with exact products: rounded ones err alike in every step of a roll-out."""
 
     @functools.wraps(function)
+    @products("highest")
     def call(*args, **options):
         if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to load it takes seconds
             return function(*args, **options)
