@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import UsageError
+
 TF32 = {  # of a training step on CUDA: how forward and backward multiply
     "all": ("high", "high"),
     "backward": ("highest", "high"),  # where errors are so small that rounding would hide them
@@ -24,7 +26,12 @@ def products(precision):
         yield
         return
     cudnn = torch.backends.cudnn
-    before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    try:
+        before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:
+        raise UsageError("torch's `fp32_precision` was set somewhere; torch then refuses "
+                         "`set_float32_matmul_precision`, by which this package sets the precision "
+                         "of products, as needed. Leave it out.") from None
     torch.set_float32_matmul_precision(precision)
     cudnn.allow_tf32 = precision != "highest"
     try:
