@@ -262,9 +262,12 @@ def main(argv=None):
         cell["folder"] = str(some[0] if len(some) == 1 else gathered(some, out))
     if todo:
         print(f"models to train: {len(todo)}; logs: {out}/*/log.txt", file=sys.stderr)
-    jobs, shown = {}, set()
+    jobs, ended, shown = {}, set(), set()
     while len(shown) < len(tasks):
         busy = {folder for folder, job in jobs.items() if job.poll() is None}
+        for folder in jobs.keys() - busy - ended:
+            ended.add(folder)
+            print(f"{len(ended)} of {len(todo)} have ended: {folder.name}", file=sys.stderr)
         waiting = [folder for folder in todo if folder not in jobs]
         for folder in waiting[: cfg.at_once - len(busy)]:
             jobs[folder] = launch(todo[folder], folder)

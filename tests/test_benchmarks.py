@@ -141,7 +141,8 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     models = [f"operator --model.dim 16 {tiny}", f"fno --model.width 8 {tiny}"]
     common = ["--preset", "small", "--seconds", "0.3", "--seed", "3", "--out", str(tmp_path)]
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
-    shown = capfd.readouterr().out
+    shown, told = capfd.readouterr()
+    assert "1 of 2 have ended: advection1d_" in told and "2 of 2 have ended" in told
     assert "roll-out of operator" in shown and "[" in shown and "params" in shown
     assert "compile" in shown and "a CPU tries the command" in shown
     assert "of several commits" not in shown
