@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -52,7 +53,7 @@ class Config(RunConfig):
     steps: int = 20
     batch_size: int = 16
     seed: int = 0
-    tf32: str = "none"  # its rounding depends on how many rows go at a time: 1e-5 after 8 steps
+    tf32: str = "none"  # TF32 rounds other numbers of rows differently: 1e-5 after 8 steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +64,20 @@ class Case:
     steps: int = 20
     batch_size: int = 16
     saved: int = 10  # the step of the checkpoint; 0: none
+    fine: int = 0
+    tf32: str = "none"
+    bound: float = 1e-5  # of the losses' relative distance from those of one process
 
 
 SMALL = OperatorConfig(body="pdet", dim=32, depth=3, heads=4, window=4, levels=1)
 PLANE = TaskSpec("plane", (1, 16, 16), 3, True)
+POINTS = dataclasses.replace(SQUARE, patch=(2, 2), points=tuple(
+    tuple(math.cos(i * j) for j in range(SQUARE.width)) for i in range(1, 5)))
 CASES = {
     "fp32": Case(SMALL, (LINE, SQUARE, BOX)),
-    "bf16": Case(SMALL, (LINE, SQUARE, BOX), precision="bf16"),
+    "bf16": Case(SMALL, (LINE, SQUARE, BOX), precision="bf16", bound=2e-2),
+    "fine": Case(OperatorConfig(dim=32, depth=2, kernel=3), (POINTS,), fine=8, tf32="all",
+                 bound=1e-3),  # convolutions, and products that TF32 does not round
     "oom": Case(OperatorConfig(body="plain", dim=256, depth=8, heads=8), (PLANE,), steps=8,
                 batch_size=256, saved=0),  # some 10 GiB of activations on each rank
     "300M": Case(OperatorConfig(body="plain", dim=1024, depth=18, heads=16), (LINE,), steps=2,
@@ -77,12 +85,13 @@ CASES = {
 }
 CONFIGS = {"ddp": "2gpu.yaml", "fsdp": "2gpu_fsdp.yaml", "offload": "8gpu_fsdp_offload.yaml"}
 JOBS = {  # case, or case and the strategy that wrote the checkpoint to go on from
-    "ddp": ["fp32", "bf16", "fp32 one", "fp32 ddp", "bf16 ddp", "oom", "300M"],
-    "fsdp": ["fp32", "bf16", "fp32 one", "fp32 ddp", "fp32 fsdp", "bf16 fsdp", "300M"],
+    "ddp": ["fp32", "bf16", "fine", "fp32 one", "fp32 ddp", "bf16 ddp", "oom", "300M"],
+    "fsdp": ["fp32", "bf16", "fine", "fp32 one", "fp32 ddp", "fp32 fsdp", "bf16 fsdp", "fine ddp",
+             "300M"],
     "offload": ["fp32", "fp32 fsdp", "fp32 offload", "300M"],
     "one": ["fp32 ddp", "fp32 fsdp", "fp32 offload"],
 }
-REFERENCE = ["fp32", "bf16", "oom"]
+REFERENCE = ["fp32", "bf16", "fine", "oom"]
 
 
 # ---- one rank
@@ -106,11 +115,11 @@ def train(case, strategy, folder, cpu):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    cfg = Config(run=str(folder), steps=case.steps, batch_size=case.batch_size)
+    cfg = Config(run=str(folder), steps=case.steps, batch_size=case.batch_size, tf32=case.tf32)
     with chosen(strategy, case.precision, cpu):
         run = Run(cfg, "card")
     accelerator, began = run.accelerator, time.perf_counter()
-    model = LatentOperator(case.model, case.tasks)
+    model = LatentOperator(case.model, case.tasks, case.fine)
     total = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k / 10))
@@ -270,7 +279,7 @@ def compare(out, cpu):
             name = job.split()[0]
             if name == "300M" or cpu and name == "oom" or cpu and "offload" in job:
                 continue
-            bound = 2e-2 if name == "bf16" else 1e-5
+            bound = CASES[name].bound
             what = "losses against one process" + (", resumed" if " " in job else "")
             cell(strategy, job, what, f"< {bound:.0e}", curve(job, bound))
         if strategy != "one":
