@@ -69,6 +69,9 @@ def test_parameters_and_time_step_reach_the_operator(sim, start):
     one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
     rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
     assert np.array_equal(rows[[0, 2]], one[[0, 2]]) and not np.allclose(rows[1], one[1], atol=1e-7)
+    with pytest.warns(UserWarning, match="nu was 0.01, 0.1 in training") as caught:
+        sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
+    assert [warning.filename for warning in caught] == [__file__]  # the caller's line
     step = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.1)
     assert not np.allclose(step, one, atol=1e-7)
     u = start[:, :, :16]  # advection1d had one beta, which need not be given
@@ -100,8 +103,9 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
         for members in (got, guarded):  # those of a patch codec keep it by themselves
             assert (members.mean(-1) - u.mean(-1)[:, None, None]).abs().max() < 1e-6
         last = corrector.leads(0)
-        with pytest.warns(UserWarning, match=f"learned for up to {last} steps"):
+        with pytest.warns(UserWarning, match=f"learned for up to {last} steps") as caught:
             sim.rollout(u, last + 1, {"nu": 0.1}, **ask | {"frames": None})
+        assert {warning.filename for warning in caught} == {__file__}  # the caller's line
 
 
 def test_guards_hold_at_every_frame(run, start):

@@ -104,7 +104,7 @@ class Simulator:
             how, known = self.corrector.settings, self.corrector.model.leads(index)
             if leads[-1] > known:
                 warnings.warn(f"members were learned for up to {known} steps; later ones are drawn "
-                              f"as those of step {known}.", stacklevel=2)
+                              f"as those of step {known}.", stacklevel=4)
             noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
             rows = len(z) * members if guard.names else 4096  # a guard must see all of them
             states = corrected(step, self.corrector.model, z, leads[-1], *where, noise, how.calls,
@@ -188,7 +188,7 @@ def _condition(given, task, batch):
             raise UsageError(f"params[{name!r}] holds NaN or Inf.")
         if (value < min(known)).any() or (value > max(known)).any():
             warnings.warn(f"{name} was {_list(known)} in training; what is outside is a guess.",
-                          stacklevel=3)
+                          stacklevel=5)
         columns.append(value.expand(batch))
     return condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0), task.params)
 

@@ -53,11 +53,14 @@ def exact_linear(x, weight, bias=None):
 
 
 class ExactLinear(nn.Linear):
+    """A layer of `exact_linear`"""
+
     def forward(self, x):
         return exact_linear(x, self.weight, self.bias)
 
 
 def may_round(x):
+    """Whether TF32 may come to a product of x"""
     return (x.is_cuda and torch.backends.cuda.matmul.allow_tf32
             and not torch.is_autocast_enabled("cuda"))
 
