@@ -74,7 +74,7 @@ FLAGS = {
     ("unet", "burgers1d"): "--lr 2e-3 --rms 0.1",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
     ("unet", 2): "--batch_size 32 --fade 1e-3 --lr 2.5e-4",
-    ("unet", "diffreact2d"): "--lr 2e-3 --rms 0.1",
+    ("unet", "diffreact2d"): "--lr 8e-3 --rms 0.025",
     ("unet", "swe2d"): "--lr 4e-3 --rms 0.025",
 }
 
