@@ -61,15 +61,16 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
 FLAGS = {
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
                      "--model.dim 128 --model.depth 8 --model.modes 0 --whiten 1",
-    ("operator", "advection1d"): "--power 2",
+    ("operator", "advection1d"): "--patch 1 --components all --lr 4e-3 --rms 0.2 --model.dim 64 "
+                                 "--model.depth 4 --model.modes 129",  # on points, with all waves
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3 --whiten 1",
     ("operator", "ns2d"): "--whiten 0.5",
     ("operator", "swe2d"): "--batch_size 64 --lr 4e-3 --rms 0.2 --patch 8 --components all "
                            "--fine 32 --model.dim 256 --model.depth 4 --model.modes 4",
-    ("fno", 2): "--batch_size 32 --model.modes 12 --model.width 48 --lr 8e-3",
-    ("fno", "burgers1d"): "--fade 1e-3",
-    ("fno", "swe2d"): "--fade 1e-3",
-    ("fno", "ns2d"): "--lr 4e-3 --rms 0.2",  # with larger steps some roll-outs overflow
+    ("fno", 1): "--fade 1e-3 --tf32 backward --model.modes 129",  # all waves
+    ("fno", "advection1d"): "--lr 8e-3 --rms 0.2",
+    ("fno", 2): "--batch_size 32 --fade 1e-3 --lr 8e-3 --rms 0.1 --model.modes 32 --model.width 48",
+    ("fno", "ns2d"): "--lr 4e-3 --fade 0.01",  # with larger steps some roll-outs overflow
     ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", "burgers1d"): "--lr 2e-3 --rms 0.1",
     ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",

@@ -204,7 +204,7 @@ def test_the_step_benchmark_asks_the_script_for_what_it_means(tmp_path):
 
 
 def test_a_joint_operator_has_no_flags_of_a_single_task():
-    assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--power", "2"]
+    assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--model.modes", "129"]
     assert accuracy.flags_of("operator", ["ns2d"])[-2:] == ["--whiten", "0.5"]
     joint = accuracy.flags_of("operator --patch 2", ["advection1d", "ns2d"])
     assert joint == [*accuracy.FLAGS["operator", 2].split(), "--patch", "2"]
