@@ -15,8 +15,8 @@ are not counted, for none. (With CUDA's MPS daemon running, processes really sha
 A result is stored in --out under the hash of its configuration and never computed twice (the code
 is no part of it: give another --out where that has changed; results of several commits are named
 below the table). The settings are those for 100 s on a GPU; on a CPU one tries the command, not the
-models. The best average by validation is tested once (choose settings with --split val, which never
-sees test):
+models (minutes each). The best average by validation is tested once (choose settings with
+--split val, which never sees test):
 
     nRMSE for one step from each true frame, and for the roll-out from the first frame alone, with
     95 % bootstrap intervals over the test trajectories, and the ratio operator / best baseline.

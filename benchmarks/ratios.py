@@ -64,7 +64,7 @@ def report(task, results, out):
 
 
 def draw(path, task, results):
-    """Validation error against training time, and error at the end against lead time."""
+    """Validation error against training time, and error against lead time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -81,7 +81,7 @@ def draw(path, task, results):
              title="error against training time", xlim=(0, None))
     first = next(iter(results.values()))
     right.set(xlabel="step of the roll-out", ylabel=f"nRMSE, {first['split']}", yscale="log",
-              title="error against lead time, at the end")
+              title="error against lead time")
     for axis in (left, right):
         axis.grid(alpha=0.3, which="both", lw=0.5)
         axis.spines[["top", "right"]].set_visible(False)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ups.config import UsageError, build, flat, parse
+from ups.config import UsageError, build, check, flat, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Model:
     def __post_init__(self):
         if self.dim % 2:
             raise ValueError(f"dim {self.dim} must be even.")
+        check(self, dim=(2, 1024))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,7 @@ def test_what_a_run_stores_can_be_read_again(tmp_path):
     (["--step=3"], "no field --step; the nearest is --steps"),
     (["--steps", "many"], "invalid int value: 'many'"),
     (["--model.dim", "7"], "--model.dim 7 must be even"),
+    (["--model.dim", "0"], "--model.dim must be between 2 and 1024, not 0"),
     (["--config", "absent.json"], "there is no such file"),
     (["stray"], "belongs to no flag"),
 ])
@@ -104,6 +106,7 @@ def test_wrong_use_is_one_sentence(argv, words):
     ('{"lrr": 1}', "no field lrr; the nearest is lr"),
     ('{"model": {"width": 1}}', "no field model.width; the nearest is model.dim"),
     ('{"steps": 1.5}', "steps: expected int, got 1.5"),
+    ('{"model": {"dim": 1.5}}', "model.dim: expected int, got 1.5"),
     ('{"compile": "yes"}', "compile: expected bool"),
     ("[1]", "expected a mapping"),
     ("{", "not a readable"),

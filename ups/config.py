@@ -101,8 +101,8 @@ def build(cls, values):
             inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
             try:
                 arguments[field.name] = build(field.type, flat(field.default) | inner)
-            except ValueError as error:  # a model's own check of its sizes
-                raise UsageError(f"--{prefix}{error}") from None
+            except (ValueError, UsageError) as error:  # a model's own check of its sizes
+                raise UsageError(f"--{prefix}{str(error).removeprefix('--')}") from None
         elif field.name in values:
             arguments[field.name] = _cast(field, values[field.name])
     return cls(**arguments)
