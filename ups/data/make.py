@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import h5py
@@ -37,6 +38,8 @@ def ensure_fields(task, root="data", **options):
         name, wanted = parse_task(task)
         if name not in SOLVERS:
             raise
+        print(f"{root} has no {name}: the small preset of the bundled solver is made there.",
+              file=sys.stderr)  # who meant files of their own sees that --data is another folder
         make(name, out=root, **wanted)
         return open_fields(task, root, **options)
 
