@@ -57,19 +57,21 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "swe2d": {"samples": 500, "frames": 51},
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
+POINTS = "--patch 1 --components all --lr 4e-3 --rms 0.2 --fade 1e-3 --tf32 backward "  # all waves
 # beside the defaults, by kind and number of axes or task; for 100 s, how chosen: ABLATIONS.md
 FLAGS = {
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
                      "--model.dim 128 --model.depth 8 --model.modes 0 --whiten 1",
-    ("operator", "advection1d"): "--patch 1 --components all --lr 4e-3 --rms 0.2 --model.dim 64 "
-                                 "--model.depth 4 --model.modes 129",  # on points, with all waves
+    ("operator", "advection1d"): POINTS + "--model.dim 64 --model.depth 4 --model.modes 129",
     ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3 --whiten 1",
+    ("operator", "diffreact2d"): POINTS + "--model.dim 48 --model.depth 4 --model.modes 33",
     ("operator", "ns2d"): "--whiten 0.5",
     ("operator", "swe2d"): "--batch_size 64 --lr 4e-3 --rms 0.2 --patch 8 --components all "
                            "--fine 32 --model.dim 256 --model.depth 4 --model.modes 4",
     ("fno", 1): "--fade 1e-3 --tf32 backward --model.modes 129",  # all waves
     ("fno", "advection1d"): "--lr 8e-3 --rms 0.2",
     ("fno", 2): "--batch_size 32 --fade 1e-3 --lr 8e-3 --rms 0.1 --model.modes 32 --model.width 48",
+    ("fno", "diffreact2d"): "--tf32 backward --model.modes 41 --model.width 32",
     ("fno", "ns2d"): "--lr 4e-3 --fade 0.01",  # larger steps overflowed, with 12 waves
     ("unet", 1): "--model.width 64 --fade 1e-3",
     ("unet", "burgers1d"): "--lr 2e-3 --rms 0.1",
@@ -256,8 +258,7 @@ def main(argv=None):
             model if len(some) == 1 else f"one {model} for {len(some)} tasks, {seconds:g} s")
     locks = {f: reserve(f) for f in cells if not (f / "result.json").exists()}
     todo = {f: cells[f] for f in locks if not (f / "result.json").exists()}  # now nobody else's
-    if todo:
-        folders = make_data(cfg, out)
+    folders = make_data(cfg, out) if todo else {}
     for cell in todo.values():
         some = [folders[task] for task in cell["tasks"]]
         cell["folder"] = str(some[0] if len(some) == 1 else gathered(some, out))
