@@ -6,11 +6,13 @@
     python -m benchmarks.accuracy --task burgers1d ns2d --models operator --joint operator
 
 A model is a name and, in quotes, flags that change it: fields of `train_operator.Config` for the
-operator, of `FNORecipe` and `UNetRecipe` for the baselines (benchmarks/baselines.py). The operator
-is trained by `train_operator.main`. --joint is one operator for all tasks, trained for the sum of
-their seconds. Every model is a process of its own, and all run at the same time: each times its
-steps alone and takes as many as fit the seconds (benchmarks/turns.py). Compilation and validation
-are not counted, for none. (With CUDA's MPS daemon running, processes really share the GPU.)
+operator, of `FNORecipe` and `UNetRecipe` for the baselines (benchmarks/baselines.py); what they do
+not name is as in benchmarks/chosen.py, which differs from task to task. The operator is trained by
+`train_operator.main`. --seed 1 is another experiment: other data and other weights. --joint is one
+operator for all tasks, trained for the sum of their seconds. Every model is a process of its own,
+and all run at the same time: each times its steps alone and takes as many as fit the seconds
+(benchmarks/turns.py). Compilation and validation are not counted, for none. (With CUDA's MPS daemon
+running, processes really share the GPU.)
 
 A result is stored in --out under the hash of its configuration and never computed twice (the code
 is no part of it: give another --out where that has changed; results of several commits are named
@@ -30,6 +32,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -42,44 +45,16 @@ import torch
 
 import train_operator as script
 from benchmarks.baselines import BASELINES, train_baseline
+from benchmarks.chosen import DATA, flags_of
 from benchmarks.ratios import report
 from benchmarks.turns import Turns
 from benchmarks.watched import GIVEN, train_operator
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
-from ups.data.tasks import TASKS
 from ups.eval.metrics import NRMSE
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = {  # what is changed in the preset medium: sizes for minutes of training
-    "diffreact2d": {"samples": 500, "frames": 51},
-    "swe2d": {"samples": 500, "frames": 51},
-    "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
-}
-POINTS = "--patch 1 --components all --lr 4e-3 --rms 0.2 --fade 1e-3 --tf32 backward "  # all waves
-# beside the defaults, by kind and number of axes or task; for 100 s, how chosen: ABLATIONS.md
-FLAGS = {
-    ("operator", 1): "--batch_size 64 --ema 0.999 --lr 2e-3 --rms 0.1 --fade 1e-3 --tf32 backward "
-                     "--model.dim 128 --model.depth 8 --model.modes 0 --whiten 1",
-    ("operator", "advection1d"): POINTS + "--model.dim 64 --model.depth 4 --model.modes 129",
-    ("operator", 2): "--ema 0.999 --lr 2e-3 --rms 0.1 --model.dim 192 --model.kernel 3 --whiten 1",
-    ("operator", "diffreact2d"): POINTS + "--model.dim 48 --model.depth 4 --model.modes 33",
-    ("operator", "ns2d"): "--whiten 0.5",
-    ("operator", "swe2d"): "--batch_size 64 --lr 4e-3 --rms 0.2 --patch 8 --components all "
-                           "--fine 32 --model.dim 256 --model.depth 4 --model.modes 4",
-    ("fno", 1): "--fade 1e-3 --tf32 backward --model.modes 129",  # all waves
-    ("fno", "advection1d"): "--lr 8e-3 --rms 0.2",
-    ("fno", 2): "--batch_size 32 --fade 1e-3 --lr 8e-3 --rms 0.1 --model.modes 32 --model.width 48",
-    ("fno", "diffreact2d"): "--tf32 backward --model.modes 41 --model.width 32",
-    ("fno", "ns2d"): "--lr 4e-3 --fade 0.01",  # larger steps overflowed, with 12 waves
-    ("unet", 1): "--model.width 64 --fade 1e-3",
-    ("unet", "burgers1d"): "--lr 2e-3 --rms 0.1",
-    ("unet", "advection1d"): "--power 2 --no-mirror --no-sums",
-    ("unet", 2): "--batch_size 32 --fade 1e-3 --lr 2.5e-4",
-    ("unet", "diffreact2d"): "--lr 8e-3 --rms 0.025",
-    ("unet", "swe2d"): "--lr 4e-3 --rms 0.025",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +67,7 @@ class Config:
     preset: str = "medium"  # of the data, which are made where missing; small for a CPU
     at_once: int = 8  # processes that compile and train at the same time
     out: str = "benchmarks/results"  # results by hash, data, logs and pictures
-    seed: int = 0
+    seed: int = 0  # of data, weights and batches
 
     def __post_init__(self):
         check(self, seconds=(0.1, 1e6), at_once=(1, math.inf), seed=(0, 2**31))
@@ -104,15 +79,14 @@ class Config:
             if self.preset not in SOLVERS[task].PRESETS:
                 raise UsageError(f"--preset {self.preset}: {task} has "
                                  f"{', '.join(SOLVERS[task].PRESETS)}.")
-        for model in (*self.models, self.joint):
-            if model.count('"') % 2 or model.count("'") % 2:
-                raise UsageError(f"{model}: a quotation mark is not closed.")
         for model in self.models:
             if model.split()[:1] not in (["operator"], *([name] for name in BASELINES)):
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
         if self.joint and self.joint.split()[:1] != ["operator"]:
             raise UsageError(f"--joint {self.joint}: it begins with operator.")
         for model in (*self.models, self.joint):
+            if model.count('"') % 2 or model.count("'") % 2:
+                raise UsageError(f"{model}: a quotation mark is not closed.")
             names = [word.split("=")[0].removeprefix("--").removeprefix("no-")
                      for word in shlex.split(model) if word.startswith("--")]
             if taken := [name for name in names if name in GIVEN]:
@@ -123,15 +97,6 @@ class Config:
 
 
 # ---- one cell in a process of its own
-
-
-def flags_of(model, tasks):
-    """What is set for a kind of model and number of axes, for a single task, then by the user."""
-    kind, *more = shlex.split(model)
-    axes = max(len(TASKS[task].axes) for task in tasks)
-    keys = [axes, *tasks] if len(tasks) == 1 else [axes]
-    known = [FLAGS.get((kind, key), "") for key in keys]
-    return [*shlex.split(" ".join(known)), *more]
 
 
 def settings(cell):
@@ -176,7 +141,8 @@ def version():
 
 def data_of(task, cfg):
     """What is asked of `ups.data make` for a task."""
-    return {"preset": cfg.preset} | (DATA.get(task, {}) if cfg.preset == "medium" else {})
+    seed = {"seed": cfg.seed} if cfg.seed else {}
+    return {"preset": cfg.preset} | (DATA.get(task, {}) if cfg.preset == "medium" else {}) | seed
 
 
 def make_data(cfg, out):
@@ -230,7 +196,11 @@ def launch(cell, folder):
 
 
 def main(argv=None):
-    cfg = parse(Config, argv, __doc__)
+    try:
+        cfg = parse(Config, argv, __doc__)
+    except UsageError as error:
+        hint = ' Flags of a model go into its quotes: --models "unet --lr 1e-3".'
+        raise UsageError(f"{error}{hint * ('there is no field' in str(error))}") from None
     out, device = Path(cfg.out).resolve(), "CPU"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -289,7 +259,7 @@ def main(argv=None):
     for folder in failed:
         tail = (folder / "log.txt").read_text().splitlines()[-3:]
         reason = " | ".join(tail) or f"it ended with {jobs[folder].returncode} and said nothing"
-        reason = reason.split("UsageError: ")[-1]  # no traceback where a sentence says it
+        reason = re.split(r"\w+Error: ", reason)[-1]  # no traceback where a sentence says it
         print(f"{folder.name} failed: {reason}", file=sys.stderr)
     if len(failed) < len(cells):
         print(NRMSE + ".")

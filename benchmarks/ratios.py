@@ -13,9 +13,10 @@ def report(task, results, out):
     weights = resamplings(count)
     data = " ".join(f"{key}={value}" for key, value in first["data"][task].items())
     print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
-          f"{first['at']}\nnRMSE over {count} {first['split']} trajectories, roll-out of {leads} "
-          "steps from the first frame, 95 % intervals\n(compile: seconds before the first step, "
-          "beside the other models, not counted; ms: of a step that is not unrolled)")
+          f"seed {first['seed']}, {first['at']}\nnRMSE over {count} {first['split']} trajectories, "
+          f"roll-out of {leads} steps from the first frame, 95 % intervals\n(compile: seconds "
+          "before the first step, beside the other models, not counted; ms: of a step that is not "
+          "unrolled)")
     width = max(len(model) for model in results)
     print(f"{'':{width}} {'params':>10} {'compile':>7} {'batch':>5} {'steps':>7} {'ms':>5} "
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
@@ -57,6 +58,7 @@ def report(task, results, out):
             compare(model, other)
     try:
         end = "" if first["split"] == "test" else f"_{first['split']}"
+        end += f"_seed{first['seed']}" if first["seed"] else ""
         if alone:
             draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
     except ImportError as error:
@@ -86,7 +88,8 @@ def draw(path, task, results):
         axis.grid(alpha=0.3, which="both", lw=0.5)
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
-    figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}")
+    figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}, "
+                    f"seed {first['seed']}")
     figure.savefig(path, dpi=120)
     plt.close(figure)
     print(f"picture: {path}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import train_operator
-from benchmarks import accuracy, baselines, pdebench, ratios, step, turns, watched
+from benchmarks import accuracy, baselines, chosen, pdebench, ratios, step, turns, watched
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import UNet, UNetConfig
 from ups.config import UsageError, parse
@@ -161,7 +161,8 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert all(r["curve"][-1][0] > 0.5 * r["seconds"] for r in results)
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/run/operator/config.json")]
     assert [config["seed"] for config in configs] == [3, 3, 3]
-    assert (tmp_path / "advection1d_0.3s.png").stat().st_size > 10_000
+    assert all(about["seed"] == 3 for r in results for about in r["data"].values())
+    assert (tmp_path / "advection1d_0.3s_seed3.png").stat().st_size > 10_000
     before = [path.stat().st_mtime_ns for path in found]
     assert not accuracy.main(argv)
     assert [path.stat().st_mtime_ns for path in found] == before
@@ -170,7 +171,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     assert accuracy.settings(changed) != accuracy.settings(cell)
 
     # two names of one configuration: a row for each, from one training
-    twice = [models[0], f"{models[0]} --power 2"]  # advection1d has it anyway
+    twice = [models[0], f"{models[0]} --whiten 1"]  # 1-D tasks have it anyway
     capfd.readouterr()
     assert not accuracy.main(["--task", "advection1d", "--models", *twice, models[1], *common])
     shown = capfd.readouterr().out
@@ -207,7 +208,7 @@ def test_a_joint_operator_has_no_flags_of_a_single_task():
     assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--model.modes", "129"]
     assert accuracy.flags_of("operator", ["ns2d"])[-2:] == ["--whiten", "0.5"]
     joint = accuracy.flags_of("operator --patch 2", ["advection1d", "ns2d"])
-    assert joint == [*accuracy.FLAGS["operator", 2].split(), "--patch", "2"]
+    assert joint == [*chosen.FLAGS["operator", 2].split(), "--patch", "2"]
     cell = {"kind": "operator", "flags": [*joint, "--model.modes", "0", "8"],
             "tasks": ["advection1d", "ns2d"]}
     assert accuracy.settings(cell)["model.modes"] == [0, 8]
@@ -217,8 +218,9 @@ def test_a_joint_operator_is_compared_with_every_single_one(tmp_path, capsys):
     def result(tasks, errors):
         scores = {"rollout": errors, "one_step": errors, "by_lead": [1.0, 2.0]}
         return {"tasks": tasks, "kind": "operator", "scores": {"ns2d": scores}, "seconds": 1.0,
-                "data": {"ns2d": {}}, "device": "CPU", "at": "today", "split": "test", "steps": 1,
-                "parameters": 1, "batch_size": 1, "step_ms": {"1": 1.0}, "curve": [(1.0, 0.1)]}
+                "data": {"ns2d": {}}, "device": "CPU", "at": "today", "split": "test", "seed": 0,
+                "steps": 1, "parameters": 1, "batch_size": 1, "step_ms": {"1": 1.0},
+                "curve": [(1.0, 0.1)]}
 
     ratios.report("ns2d", {"joint": result(["ns2d", "burgers1d"], [3.0, 3.0]),
                            "slow": result(["ns2d"], [2.0, 2.0]),
@@ -253,6 +255,7 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
     (["--models", "unet --tf32 half"], "unet --tf32 half: --tf32 half: it is all, backward, none"),
     (["--models", "unet --model.levels -1"], "--model.levels must be between 0 and 8"),
     (["--models", "fno --model.width 0"], "--model.width must be at least 1"),
+    (["--models", "fno", "--lr", "4"], "no field --lr; .* into its quotes: --models"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),

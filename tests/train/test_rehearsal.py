@@ -2,8 +2,10 @@
 
 import fcntl
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,7 +134,7 @@ def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys)
     with h5py.File(next((tmp_path / "data").iterdir()), "r+") as file:
         file["tensor"][20, 3, 5] = float("nan")
     before = content(tmp_path)
-    assert dry_run(*flags(tmp_path, tmp_path / "data")) == 1
+    assert dry_run(*flags(tmp_path, tmp_path / "data")) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert "error: burgers1d: NaN or Inf in the" in lines[-1] and "validate FILE" in lines[-1]
     assert content(tmp_path) == before and not (tmp_path / "run").exists()
@@ -146,6 +148,19 @@ def test_out_of_memory_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys
     assert dry_run(*flags(tmp_path, data)) == 1
     shown = capsys.readouterr().err
     assert "error: rank 0 is out of memory at 1 rows: a smaller model or batch will fit." in shown
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
+
+
+def test_a_signal_ends_it_with_a_sentence(tmp_path, data, capsys, monkeypatch):
+    real = script.operator_loss
+
+    def stopped(model, batch, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(model, batch, **options)
+
+    monkeypatch.setattr(script, "operator_loss", stopped)
+    assert dry_run(*flags(tmp_path, data)) == 143
+    assert "error: stopped by a signal at step 5." in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
 
 

@@ -46,6 +46,10 @@ class PeerFailed(RuntimeError):
     """Another rank failed; its own message says why."""
 
 
+class Stopped(Exception):
+    """A signal asked the run to stop."""
+
+
 def on_main(accelerator, function, *args):
     """Call `function` on the main process; every rank gets its result, or its failure."""
     result = error = None

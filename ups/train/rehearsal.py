@@ -2,7 +2,7 @@
 
 A rehearsal takes the last steps of the run (the longest unroll), with an evaluation and a
 checkpoint at the end, in a folder of its own, and says what the run will need. What it leaves are
-data, codec and cache. Exit code 0, or 1 and one sentence that says what to change.
+data, codec and cache. Exit codes as of a run, and one sentence that says what to change.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch
 
 from ups.config import UsageError
 from ups.train.checkpoint import checkpoints, damage, gather_state, read_checkpoint, restore_state
-from ups.train.policy import PeerFailed, on_main
+from ups.train.policy import PeerFailed, Stopped, on_main
 from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal at least; the first ones compile and warm up
@@ -171,7 +171,7 @@ def clear(folder):
 
 
 def end(run, error):
-    """Remove the folder and exit: 0, or 1 with a sentence; what is a bug keeps its traceback."""
+    """Remove the folder and exit, with a sentence; what is a bug keeps its traceback."""
     main = run.accelerator.is_main_process
     if main:
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -183,13 +183,13 @@ def end(run, error):
         rows, told = getattr(getattr(run, "backward", None), "micro_batch", 0), True
         cure = f"use --micro_batch {rows // 2}" if rows > 1 else "a smaller model or batch will fit"
         text = f"rank {run.accelerator.process_index} is out of memory at {rows} rows: {cure}."
-    elif not isinstance(error, Rehearsed | UsageError | PeerFailed | FloatingPointError):
+    elif not isinstance(error, Rehearsed | UsageError | Stopped | PeerFailed | FloatingPointError):
         return
     if told and not isinstance(error, PeerFailed):
         print(f"error: {text}" if text else "all is well.", file=sys.stderr)
     if isinstance(error, Rehearsed):
         run.accelerator.end_training()
-    sys.exit(1 if text else 0)
+    sys.exit({UsageError: 2, Stopped: 143}.get(type(error), 1 if text else 0))
 
 
 @contextlib.contextmanager

@@ -39,14 +39,10 @@ from ups.train.checkpoint import (
     write_checkpoint,
 )
 from ups.train.folder import begin_folder, leave_folder, take_folder, take_lock
-from ups.train.policy import Agreement, PeerFailed, make_accelerator, on_main, write_json
+from ups.train.policy import Agreement, PeerFailed, Stopped, make_accelerator, on_main, write_json
 from ups.train.step import is_out_of_memory
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop, and its checkpoint is written."""
 
 
 class Run:
