@@ -32,6 +32,7 @@ from ups.config import UsageError, command, parse
 from ups.data.fields import Spec, open_fields
 from ups.data.make import make
 from ups.models.codec import CodecSpec, fit_patch
+from ups.train.policy import make_accelerator
 
 FRAMES, TOKENS, WIDTH, LENGTH, BATCH = 41, 64, 32, 8, 64
 
@@ -40,21 +41,6 @@ FRAMES, TOKENS, WIDTH, LENGTH, BATCH = 41, 64, 32, 8, 64
 class Config:
     gigabytes: float = 5.0  # size of the large cache
     folder: str = "/tmp"  # a folder in it is made, and removed at the end
-
-
-class OneRank:
-    """What `build_cache` asks of an accelerator, for one process."""
-
-    is_main_process, process_index, num_processes = True, 0, 1
-
-    def __init__(self):
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    def gather(self, x):
-        return x
-
-    def reduce(self, x, reduction):
-        return x
 
 
 class BlankFields:
@@ -91,7 +77,7 @@ class NoiseCodec(torch.nn.Module):
 
 def synthetic(root, gigabytes):
     count = max(1, int(gigabytes * 1e9 / (4 * FRAMES * TOKENS * WIDTH)))
-    return build_cache(OneRank(), NoiseCodec(), BlankFields(count), "train", root).folder
+    return build_cache(make_accelerator(), NoiseCodec(), BlankFields(count), "train", root).folder
 
 
 def best(*functions, repeats=200):
@@ -226,11 +212,11 @@ def building(root, row):
 
     encode._ahead, store._write = timed_ahead, timed("write", write)
     start = time.perf_counter()
-    cache = build_cache(OneRank(), codec, fields, "train", root / "cache")
+    cache = build_cache(make_accelerator(), codec, fields, "train", root / "cache")
     seconds = time.perf_counter() - start
     encode._ahead, store._write = ahead, write
     frames = len(cache) * spec.frames
-    row(f"build on {OneRank().device.type}, with error and sha256",
+    row(f"build on {codec.weight.device.type}, with error and sha256",
         f"{4 * frames * spec.grid[0] / seconds / 1e6:.0f} MB/s of fields",
         f"{frames / seconds:.0f} frames/s, codec nRMSE {cache.error.mean():.1e}", "")
     share = {what: f"{100 * value / seconds:.0f} %" for what, value in waited.items()}

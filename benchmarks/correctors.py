@@ -9,10 +9,11 @@ Milliseconds are for one step of one ensemble, replayed as a CUDA graph where th
 
 import argparse
 import functools
-import time
+import math
 
 import torch
 
+from benchmarks.turns import now
 from ups.config import command
 from ups.eval.ensemble_scores import drawn, measure_ensemble, shaken, tuned_size
 from ups.eval.metrics import DEFINITIONS, ratio
@@ -61,25 +62,20 @@ def main(argv=None):
 @torch.no_grad()
 def milliseconds(task, index, members, draw, device, repeats=20):
     """Of one step of one ensemble: the operator and `members` draws."""
-    cuda = device.type == "cuda"
-    spec = task.spec
-    tokens = spec.tokens[0] * spec.tokens[1] * spec.tokens[2]
+    tokens = math.prod(task.spec.tokens)
     z0 = torch.randn(1, tokens, task.width, device=device)
     dt = torch.full((1,), task.fields.spec.dt, device=device)
     cond = task.cond(task.fields.split("val")[:1]).to(device)
     noise = torch.randn(1, members, 2, tokens, task.width, device=device)
-    step = Captured(lambda: next(draw(z0, 1, dt, cond, index, noise, leads=None)), cuda)
+    step = Captured(lambda: next(draw(z0, 1, dt, cond, index, noise, leads=None)),
+                    device.type == "cuda")
     for _ in range(4):
         step()
     laps = []
     for _ in range(repeats):
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = now()
         step()
-        if cuda:
-            torch.cuda.synchronize()
-        laps.append(time.perf_counter() - start)
+        laps.append(now() - start)
     return 1e3 * sorted(laps)[repeats // 2]
 
 

@@ -22,11 +22,14 @@ import torch
 from accelerate.state import AcceleratorState
 
 import train_operator as script
+from benchmarks.turns import now
+from benchmarks.watched import swapped
 from ups.config import flat
 from ups.data.make import make
 from ups.eval.rollout import predict
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
+from ups.stages import load_operator
 from ups.train.run import Run
 from ups.train.step import Backward
 
@@ -39,8 +42,7 @@ def script_speed(cfg, compiled, graphs, steps):
     class Timed(Backward):
         def __call__(self, batch):
             if batch["step"] in (steps // 3, cfg.steps - 1):
-                torch.cuda.synchronize()
-                stamps[batch["step"]] = time.perf_counter()
+                stamps[batch["step"]] = now()
             return super().__call__(batch)
 
     class Chosen(Run):
@@ -48,16 +50,12 @@ def script_speed(cfg, compiled, graphs, steps):
             super().__init__(*args)
             self.graphs = graphs
 
-    swapped = {"Backward": Timed, "Run": Chosen, "finish_operator": lambda *args: None}
+    names = {"Backward": Timed, "Run": Chosen, "finish_operator": lambda *args: None}
     if not compiled:
-        swapped["compile_model"] = lambda *args: None
-    originals = {name: getattr(script, name) for name in swapped}
-    vars(script).update(swapped)
-    try:
+        names["compile_model"] = lambda *args: None
+    with swapped(script, **names):
         script.main(command_line(cfg))
-    finally:
-        vars(script).update(originals)
-        AcceleratorState._reset_state(reset_partial_state=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
     (first, begin), (last, end) = sorted(stamps.items())
     return (last - first) / (end - begin)
 
@@ -98,12 +96,10 @@ def bare_speed(cfg, batch, spec, steps):
     with torch.cuda.graph(graph):
         step()
     for part in (steps // 3, steps):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
+        begin = now()
         for _ in range(part):
             graph.replay()
-        torch.cuda.synchronize()
-        speed = part / (time.perf_counter() - begin)
+        speed = part / (now() - begin)
     return speed
 
 
@@ -173,11 +169,7 @@ def main():
     rows["bare graph"] = bare_speed(base, batch, spec, args.steps)
     gap = gradient_gap(run, base, batch, spec)
 
-    from ups.train.checkpoint import load_model
-
-    _, tensors = load_model(folder / "trained" / "operator" / "model")
-    model = LatentOperator(base.model, [spec]).cuda()
-    model.load_state_dict(tensors, strict=False)
+    model = load_operator(folder / "trained").model.cuda()
     chosen = task.fields.split("test")
     errors = {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -31,8 +31,8 @@ from ups.models.precision import ExactLinear
 class TokenBody(nn.Module):
     """(B, N, inputs) -> (B, N, outputs), zero at the start, conditioned on `scalars` and `cond`.
 
-    Tables for the tasks' own grids are buffers (not saved: they follow from the config); other
-    grids get theirs when they come. Parameters with the same name share one slot of the condition.
+    Tables of the tasks' grids are buffers (not saved: they follow from the config). Parameters with
+    the same name share one slot of the condition.
     """
 
     def __init__(self, config, tasks, inputs, outputs, scalars, exact=False):
@@ -74,20 +74,20 @@ class TokenBody(nn.Module):
             torch.randn(dim << s + 1, 2, 2, 2, dim << s) / math.sqrt(dim << s + 1)
             for s in range(levels))
 
-        self.known = {}  # (task, tokens) -> names of the buffers, level by level
-        for index, task in enumerate(self.tasks):
-            grid = (index, tuple(task.tokens))
-            tables = self._tables(*grid)
-            self.known[grid] = [[f"grid{index}_{i}_{j}" for j in range(len(row))]
-                                for i, row in enumerate(tables)]
-            for name, table in zip(sum(self.known[grid], []), sum(tables, []), strict=True):
+        self.known = []  # for each task the names of its buffers, level by level
+        for index in range(len(self.tasks)):
+            tables = self._tables(index)
+            self.known.append([[f"grid{index}_{i}_{j}" for j in range(len(row))]
+                               for i, row in enumerate(tables)])
+            for name, table in zip(sum(self.known[-1], []), sum(tables, []), strict=True):
                 self.register_buffer(name, table.float(), persistent=False)
 
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
             sizes = zip(self.tasks, c.of_tasks(len(self.tasks)), strict=True)
-            mixer = Own(FourierMixer(dim, axes_of([task]), *own) for task, own in sizes)
+            mixer = Own(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1], *own)
+                        for task, own in sizes)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
@@ -105,10 +105,12 @@ class TokenBody(nn.Module):
         """The layers between the first and the last one, whose matrices are Muon's."""
         return nn.ModuleList([self.stages, self.modulation])
 
-    def forward(self, x, scalars, cond, task=0, tokens=None):
+    def forward(self, x, scalars, cond, task=0):
         """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
-        spec, tokens = self.tasks[task], self.grid_of(x, task, tokens)
-        (places,), *tables = self._lookup(task, tokens, x)
+        spec = self.tasks[task]
+        if x.shape[1] != math.prod(spec.tokens):
+            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {spec.tokens}.")
+        (places,), *tables = [[getattr(self, name) for name in row] for row in self.known[task]]
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
         closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
@@ -119,7 +121,7 @@ class TokenBody(nn.Module):
         c = bounded(self.condition(features) + self.task[task], 1.0)
         modulations = iter(self._modulations(c))
 
-        x = x.unflatten(1, tokens)                                  # (B, X, Y, Z, inputs)
+        x = x.unflatten(1, spec.tokens)                              # (B, X, Y, Z, inputs)
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
         skips = []
         for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
@@ -133,16 +135,6 @@ class TokenBody(nn.Module):
                 x = block(x, next(modulations), grids[level])
         return self.out[task](x).flatten(1, 3)
 
-    def grid_of(self, x, task, tokens=None):
-        """The token grid that x (B, N, any) is meant to have, the task's own unless given."""
-        spec = self.tasks[task]
-        tokens = tuple(tokens or spec.tokens)
-        if x.shape[1] != math.prod(tokens):
-            raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {tokens}.")
-        if any(n > 1 and axis not in axes_of([spec]) for axis, n in enumerate(tokens)):
-            raise ValueError(f"tokens {tokens}: {spec.name} has {spec.tokens} and lacks an axis.")
-        return tokens
-
     def _modulations(self, c):
         """What each block is modulated by, (B, 6 dim), of all in one product: fewer launches."""
         weight = torch.cat([layer.weight for layer in self.modulation])
@@ -150,15 +142,9 @@ class TokenBody(nn.Module):
         sizes = [layer.out_features for layer in self.modulation]
         return F.linear(F.silu(c), weight, bias).split(sizes, -1)
 
-    def _lookup(self, task, tokens, x):
-        """Tables of a grid: the buffers where it is the task's own, else made now."""
-        if (task, tokens) in self.known:
-            return [[getattr(self, name) for name in row] for row in self.known[task, tokens]]
-        return [[table.to(x) for table in row] for row in self._tables(task, tokens)]
-
-    def _tables(self, task, tokens):
+    def _tables(self, task):
         """The positions, then for each level what its mixers need."""
-        spec = self.tasks[task]
+        spec, tokens = self.tasks[task], self.tasks[task].tokens
         rows = [[self._places(tokens, spec.periodic, spec.forced)]]
         for level in range(max(self.levels) + 1):
             mixer = self.stages[level][0].mixer

@@ -27,7 +27,7 @@ class Denoiser(nn.Module):
         self.body = TokenBody(config, self.tasks, inputs=channels * self.width,
                               outputs=self.width, scalars=2)
 
-    def forward(self, x, c_noise, context, dt, cond, task=0, tokens=None):
+    def forward(self, x, c_noise, context, dt, cond, task=0):
         """x (B, N, D), c_noise (B,), dt (B,), cond (B, P) -> (B, N, D)
 
         context: (B, N, (channels - 1) * D), or a list of (B, N, D) to concatenate.
@@ -39,7 +39,7 @@ class Denoiser(nn.Module):
             raise ValueError(f"x and context have {x.shape[-1]} channels in all, not "
                              f"{self.channels} x {self.width}.")
         scalars = torch.stack([torch.log10(dt), c_noise], -1)
-        return self._own(self.body(x, scalars, cond, task, tokens), width)
+        return self._own(self.body(x, scalars, cond, task), width)
 
     def _own(self, x, width):
         """Zero in the padding: what noise there is must neither be read nor be answered."""

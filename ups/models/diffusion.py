@@ -16,6 +16,7 @@ numbers are given, so that they can be a function of the seed. Where channels of
 noise that is zero there: then they stay zero.
 """
 
+import itertools
 import math
 
 import torch
@@ -61,29 +62,17 @@ def noise_levels(steps, sigma_min=SIGMA_MIN, sigma_max=SIGMA_MAX, rho=7.0):
     return torch.cat([levels, levels.new_zeros(1)]).float()
 
 
-def heun_step(denoiser, x, sigma, after):
-    """Carry x (B, ...) along the flow from levels sigma (B,) to after (B,) > 0, two calls."""
-    slope = _times(1 / sigma, x - denoiser(x, sigma))
-    y = x + _times(after - sigma, slope)
-    return x + _times((after - sigma) / 2, slope + _times(1 / after, y - denoiser(y, after)))
-
-
-def heun(denoiser, x, sigmas, churn=0.0, noise=None):
+def heun(denoiser, x, sigmas):
     """Sample from x (B, ...) at sigmas[0] by denoiser(x, sigma (B,)), 2 * steps - 1 calls.
 
-    `sigmas` (steps + 1,) ends in 0, which the last step reaches by Euler's rule: x = D. With
-    `churn`, step i first adds noise(i) like x, which repairs earlier errors (EDM, algorithm 2).
+    `sigmas` (steps + 1,) ends in 0, which the last step reaches by Euler's rule: x = D.
     """
-    steps = len(sigmas) - 1
-    sigmas = [_levels(sigma, x) for sigma in sigmas]
-    gamma = min(churn / steps, math.sqrt(2) - 1)
-    for i in range(steps):
-        sigma = sigmas[i]
-        if gamma > 0:
-            x = x + _times(math.sqrt((1 + gamma) ** 2 - 1) * sigma, noise(i))
-            sigma = (1 + gamma) * sigma
-        x = heun_step(denoiser, x, sigma, sigmas[i + 1]) if i + 1 < steps else denoiser(x, sigma)
-    return x
+    sigmas = [_levels(sigma, x) for sigma in sigmas[:-1]]
+    for sigma, after in itertools.pairwise(sigmas):
+        slope = _times(1 / sigma, x - denoiser(x, sigma))
+        y = x + _times(after - sigma, slope)
+        x = x + _times((after - sigma) / 2, slope + _times(1 / after, y - denoiser(y, after)))
+    return denoiser(x, sigmas[-1])
 
 
 def multistep(denoiser, x, sigmas, path=None):

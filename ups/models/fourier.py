@@ -44,32 +44,24 @@ class FourierMixer(nn.Module):
         return [table for pair in pairs for table in pair]
 
     def forward(self, x, grid):
-        active = [i for i, axis in enumerate(self.axes) if x.shape[axis + 1] > 1]
-        taps, kept = [x], [0]
-        for i in active:
-            axis = self.axes[i] + 1
-            padded = _pad(x, axis, self.reach, grid.periodic)
-            taps += [padded.narrow(axis, o, x.shape[axis])
+        taps = [x]
+        for axis in self.axes:
+            padded = _pad(x, axis + 1, self.reach, grid.periodic)
+            taps += [padded.narrow(axis + 1, o, x.shape[axis + 1])
                      for o in range(2 * self.reach + 1) if o != self.reach]
-            kept += range(1 + 2 * self.reach * i, 1 + 2 * self.reach * (i + 1))
         weights = self.taps.view(-1, x.shape[-1])
-        if len(kept) < len(weights):
-            weights = weights[kept]
         near = sum(tap * weight for tap, weight in zip(taps, weights, strict=True))
         y = F.linear(near, self.local)
-        if self.modes is None or not active:
+        if self.modes is None:
             return y
-
-        modes = self.modes
-        if len(active) < len(self.axes):
-            modes = torch.stack([modes[:, i] for i in active], 1)
         if len(grid.tables) == 2:
-            return y + _waves(x.flatten(1, 3), modes.flatten(0, 1), *grid.tables).view(x.shape)
-        for i, weight, analysis, synthesis in zip(active, modes.unbind(1), grid.tables[::2],
-                                                  grid.tables[1::2], strict=True):
-            along = x.movedim(self.axes[i] + 1, 3)
+            return y + _waves(x.flatten(1, 3), self.modes.flatten(0, 1), *grid.tables).view(x.shape)
+        for axis, weight, analysis, synthesis in zip(self.axes, self.modes.unbind(1),
+                                                     grid.tables[::2], grid.tables[1::2],
+                                                     strict=True):
+            along = x.movedim(axis + 1, 3)
             z = _waves(along.flatten(0, 2), weight, analysis, synthesis)
-            y = y + z.view(along.shape).movedim(3, self.axes[i] + 1)
+            y = y + z.view(along.shape).movedim(3, axis + 1)
         return y
 
 

@@ -5,20 +5,19 @@ the identity and "no change" can always be expressed. `dt`, the PDE's named para
 and the task become one vector c that modulates every block of the body (ups/models/body.py).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.config import each
+from ups.config import check, each
 from ups.models.body import TokenBody
 from ups.models.points import Points
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
-LEAST = {"dim": 1, "depth": 1, "mlp_ratio": 0.1, "own": 0, "modes": 0, "kernel": 1, "heads": 1,
-         "window": 1, "levels": 0}
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,21 @@ class OperatorConfig:
         for name in ("modes", "kernel"):  # a number stands for all tasks
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if hasattr(value, "__iter__") else (value,))
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else (value,)
-            if not values or not min(values) >= least:
-                raise ValueError(f"{name} must be at least {least}, not {_words(values)}.")
+        counts = dict.fromkeys(("dim", "depth", "kernel", "heads", "window"), (1, math.inf))
+        check(self, mlp_ratio=(0.1, math.inf), own=(0, math.inf), modes=(0, math.inf),
+              levels=(0, math.inf), **counts)
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.body == "pdet" and self.depth < 2 * self.levels + 1:
             raise ValueError(f"depth {self.depth} must be at least {2 * self.levels + 1}: pdet has "
                              f"{self.levels} levels.")
         if any(kernel % 2 == 0 for kernel in self.kernel):
-            raise ValueError(f"kernel {_words(self.kernel)} must be odd.")
+            raise ValueError(f"kernel {' '.join(map(str, self.kernel))} must be odd.")
 
     def of_tasks(self, count):
         """(modes, kernel) for each of `count` tasks."""
         return list(zip(each("--model.modes", self.modes, count),
                         each("--model.kernel", self.kernel, count), strict=True))
-
-
-def _words(values):
-    return " ".join(map(str, values)) or "none"
 
 
 @dataclass(frozen=True)
@@ -110,19 +103,18 @@ class LatentOperator(nn.Module):
             # saved, so that a run that began without it is not resumed with it
             self.register_buffer(f"seen{index}", seen, persistent=bool(task.seen))
 
-    def forward(self, z0, dt, cond, task=0, tokens=None):
+    def forward(self, z0, dt, cond, task=0):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
         width, seen = self.tasks[task].width, z0 * self.get_buffer(f"seen{task}")
-        log_dt, tokens = torch.log10(dt)[:, None], self.body.grid_of(z0, task, tokens)
+        log_dt = torch.log10(dt)[:, None]
         if not self.points:
-            update = self.body(seen, log_dt, cond, task, tokens)[..., :width]
+            update = self.body(seen, log_dt, cond, task)[..., :width]
         else:
             own = self.points[task]
-            f = own.down(z0[..., :width], tokens)
+            f = own.down(z0[..., :width])
             seen = torch.cat([seen, F.pad(own.cut(f), (0, self.features - own.width))], -1)
-            update, y = self.body(seen, log_dt, cond, task, tokens).split(
-                [self.width, self.features], -1)
-            update = update[..., :width] + own.up(y[..., :own.width], f, tokens)
+            update, y = self.body(seen, log_dt, cond, task).split([self.width, self.features], -1)
+            update = update[..., :width] + own.up(y[..., :own.width], f)
         change = self.keep(self.get_buffer(f"scale{task}") * update, task)
         return z0 + F.pad(change, (0, self.width - width))
 

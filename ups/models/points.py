@@ -28,6 +28,7 @@ class Points(nn.Module):
     def __init__(self, dim, spec):
         super().__init__()
         self.patch, axes = spec.patch, len(spec.patch)
+        self.tokens = spec.tokens[-axes:]
         self.cell, widths = spec.patch, [dim]  # points of a token on the coarsest grid
         while all(n > 2 and n % 2 == 0 for n in self.cell):
             self.cell = tuple(n // 2 for n in self.cell)
@@ -58,9 +59,9 @@ class Points(nn.Module):
         for p in self.out.parameters():
             nn.init.zeros_(p)
 
-    def down(self, z, tokens):
+    def down(self, z):
         """Latents (B, N, D) -> features (B, dim, *grid), and those of every coarser grid"""
-        u = from_patches(exact_linear(z, self.basis), self.patch, tokens[-len(self.patch):])
+        u = from_patches(exact_linear(z, self.basis), self.patch, self.tokens)
         first, *coarser = self.hidden["down"]
         features = [first(self.inp(u))]
         for merge, block in zip(self.hidden["merge"], coarser, strict=True):
@@ -71,10 +72,10 @@ class Points(nn.Module):
         """The coarsest ones as (B, N, features of a token)"""
         return to_patches(features[-1], self.cell)
 
-    def up(self, y, features, tokens):
+    def up(self, y, features):
         """(B, N, features of a token), and those on the way down -> (B, N, D)"""
         *rest, f = features
-        y = self.hidden["up"][-1](f + from_patches(y, self.cell, tokens[-len(self.patch):]))
+        y = self.hidden["up"][-1](f + from_patches(y, self.cell, self.tokens))
         for i, f in reversed(list(enumerate(rest))):
             y = self.hidden["up"][i](f + doubled(self.hidden["split"][i](y)))
         return exact_linear(to_patches(self.out(y), self.patch), self.inverse)

@@ -109,23 +109,15 @@ def orientations(grid):
 
 def turned(u, turn):
     """Fields (B, ..., n, n) in the orientations turn (B,), 0 to 7: two reflections, a transpose."""
-    flip_y, flip_x, swap = _bits(u, turn)
-    u = torch.where(flip_y, u.flip(-1), u)
-    u = torch.where(flip_x, u.flip(-2), u)
-    return torch.where(swap, u.mT, u)
+    turn = turn.view(-1, *[1] * (u.ndim - 1))
+    u = torch.where((turn & 1).bool(), u.flip(-1), u)
+    u = torch.where((turn & 2).bool(), u.flip(-2), u)
+    return torch.where((turn & 4).bool(), u.mT, u)
 
 
 def turned_back(u, turn):
-    """The inverse of `turned`."""
-    flip_y, flip_x, swap = _bits(u, turn)
-    u = torch.where(swap, u.mT, u)
-    u = torch.where(flip_x, u.flip(-2), u)
-    return torch.where(flip_y, u.flip(-1), u)
-
-
-def _bits(u, turn):
-    turn = turn.view(-1, *[1] * (u.ndim - 1))
-    return [(turn >> bit & 1).bool() for bit in range(3)]
+    """The inverse of `turned`: a transpose exchanges the reflections."""
+    return turned(u, turn.new_tensor((0, 1, 2, 3, 4, 6, 5, 7))[turn])
 
 
 def relative(p, y):

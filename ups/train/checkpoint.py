@@ -18,8 +18,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.config import UsageError
@@ -133,8 +133,7 @@ def damage(folder):
 
 def read_checkpoint(folder):
     """The tensors, memory-mapped, and the state of a checkpoint that `damage` found sound."""
-    state = json.loads((folder / "state.json").read_text())
-    return read_tensors(folder / "state.safetensors"), state
+    return load_file(folder / "state.safetensors"), json.loads((folder / "state.json").read_text())
 
 
 def export_model(folder, tensors, config):
@@ -160,7 +159,7 @@ def load_model(folder):
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
-        tensors = read_tensors(folder / "model.safetensors")
+        tensors = load_file(folder / "model.safetensors")
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise UsageError(f"{folder}: no trained model here ({missing} is missing).") from None
@@ -181,11 +180,6 @@ def fingerprint(tensors, config):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def read_tensors(path):
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
 
 
 def sha256(path):

@@ -23,7 +23,6 @@ from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal at least; the first ones compile and warm up
 PROBES = {1: 1, 2: 4}  # rows per chunk at the second and third step: what memory does a row take?
-TRACED = range(3, 6)  # steps in the profiler's trace, counted from the start of the process
 GIB = 2**30
 
 
@@ -198,27 +197,14 @@ def debugging(run):
     if not run.cfg.debug:
         yield lambda: None
         return
-    rank, count, profiler = run.accelerator.process_index, 0, torch.profiler.profile()
-
-    def tick():
-        nonlocal count
-        count += 1
-        if count == TRACED.start:
-            profiler.start()
-        if count == TRACED.stop:
-            stop()
-
-    def stop():
-        profiler.stop()
-        profiler.export_chrome_trace(str(run.folder / f"trace_rank{rank}.json"))
-
-    with open(run.folder / f"faults_rank{rank}.log", "w") as file:
+    rank, few = run.accelerator.process_index, torch.profiler.schedule(
+        wait=2, warmup=1, active=3, repeat=1)
+    trace = torch.profiler.profile(schedule=few, on_trace_ready=lambda profile:
+        profile.export_chrome_trace(str(run.folder / f"trace_rank{rank}.json")))
+    with open(run.folder / f"faults_rank{rank}.log", "w") as file, trace:
         faulthandler.enable(file)
-        print(f"debug: tracebacks in {file.name}, a trace after {TRACED.stop} steps beside it",
-              file=sys.stderr)
+        print(f"debug: tracebacks in {file.name}, a trace after 6 steps beside it", file=sys.stderr)
         try:
-            yield tick
+            yield trace.step
         finally:
             faulthandler.disable()
-            if TRACED.start <= count < TRACED.stop:  # the run ends before the trace does
-                stop()
