@@ -99,7 +99,7 @@ def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
         z_hat = model(z_hat, batch["dt"], batch["cond"], batch["task"])
         loss = loss + relative_error(z_hat, z[:, i], batch["mask"])
         if conserve:
-            u_hat, u0 = (task.codec.decode(task.trim(x)) for x in (z_hat, z[:, 0]))
+            u_hat, u0 = (task.decode(x) for x in (z_hat, z[:, 0]))
             loss = loss + conserve * drift(u_hat[:, None], u0, task.conserved)[:, 0]
     return (loss / (batch["unroll"] * (task.restless if task else 1.0))) ** power
 

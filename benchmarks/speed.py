@@ -109,19 +109,18 @@ def by_operator(sim, task, steps, corrector=None, members=1):
     index = list(sim.tasks).index(task)
 
     def roll(u, cond):
-        z, dt = latents.pad(latents.codec.encode(u)), 10.0 ** cond[:, 0]
+        z, dt = latents.encode(u), 10.0 ** cond[:, 0]
         cond = torch.nn.functional.pad(cond[:, 1:], (0, latents.params - cond.shape[1] + 1))
         if corrector is None:
             for _ in range(steps):
                 z = model(z, dt, cond, index)
-            return latents.codec.decode(latents.trim(z))
+            return latents.decode(z)
         how = corrector.settings
         noise = noises.setdefault(len(u), member_noise(
             0, range(len(u)), members, 2, *z.shape[1:]).to(z))
         (_, drawn), = corrected(model, corrector.model, z, steps, dt, cond, index, noise, how.calls,
                                 how.correct_every, [steps])
-        drawn = latents.codec.decode(latents.trim(drawn).flatten(0, 1))
-        return drawn.unflatten(0, (-1, members)).mean(1)
+        return latents.decode(drawn).mean(1)
 
     noises = {}  # by batch size, made before a graph is captured
     return roll

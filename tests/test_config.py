@@ -30,7 +30,7 @@ class Config(Base):
     lr: float = 1e-3    # learning rate, 100 % of it
     steps: int = 10
     compile: bool = False
-    samples: int | None = None
+    samples: int = 0
     model: Model = Model()
 
 

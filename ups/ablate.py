@@ -13,7 +13,6 @@ Cells are ranked by their best validation score; the test score beside it enters
 OUT/ablation.csv, a line for each run, and OUT/ablation.md, the table. Exit code 1 where one failed.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import importlib.util
@@ -31,7 +30,7 @@ from pathlib import Path
 
 from torch import cuda
 
-from ups.config import UsageError, command, flat, parse
+from ups.config import Parser, UsageError, command, flat, parse
 from ups.eval.ablation import SCORES, result, table, write_csv
 from ups.train.folder import read_json
 from ups.train.policy import write_json
@@ -189,9 +188,7 @@ def run_all(args, cells):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("python -m ups.ablate", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     allow_abbrev=False)
+    parser = Parser(prog="python -m ups.ablate", description=__doc__)
     parser.add_argument("script", help="such as train_operator.py")
     parser.add_argument("--grid", nargs="+", required=True, metavar="KEY=VALUE,VALUE")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each cell [1]")

@@ -12,14 +12,14 @@ import dataclasses
 import difflib
 import gc
 import inspect
-import json
 import math
 import os
 import re
 import sys
-import types
 import typing
 from pathlib import Path
+
+import yaml
 
 
 class UsageError(Exception):
@@ -46,8 +46,7 @@ def command(main):
 def parse(cls, argv=None, description=None):
     """Build `cls` from the command line; `description` (a script's docstring) opens `--help`."""
     fields = dict(_fields(cls))
-    parser = _Parser(description=description, formatter_class=_Help, allow_abbrev=False,
-                     argument_default=argparse.SUPPRESS)
+    parser = Parser(description=description, argument_default=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="JSON or YAML of an earlier run")
     for name, (kind, default, comment) in fields.items():
         kind, many = _plain(kind)
@@ -132,13 +131,8 @@ def read_config(path):
     if not path.is_file():
         raise UsageError(f"--config {path}: there is no such file.")
     try:
-        if path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            values = yaml.safe_load(path.read_text())
-        else:
-            values = json.loads(path.read_text())
-    except Exception as error:  # each parser has its own exceptions
+        values = yaml.safe_load(path.read_text())  # JSON is YAML
+    except Exception as error:  # not UTF-8, or not YAML
         raise UsageError(f"--config {path}: not a readable JSON or YAML file ({error}).") from None
     if not isinstance(values, dict):
         raise UsageError(f"--config {path}: expected a mapping of field names to values.")
@@ -153,7 +147,12 @@ def read_config(path):
     return dict(walk(values))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Wrong flags are wrong use; no abbreviations; the description as it is written."""
+
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+
     def error(self, message):
         raise UsageError(f"{message.rstrip('.')}. See --help.")
 
@@ -188,18 +187,13 @@ def _comments(cls):
 
 
 def _plain(kind):
-    """`tuple[str, ...]` -> (str, True); `int | None` -> (int, False)."""
-    if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], True
-    if isinstance(kind, types.UnionType):
-        return next(arg for arg in typing.get_args(kind) if arg is not types.NoneType), False
-    return kind, False
+    """`tuple[str, ...]` -> (str, True); `int` -> (int, False)."""
+    many = typing.get_origin(kind) is tuple
+    return (typing.get_args(kind)[0] if many else kind), many
 
 
 def _cast(field, value):
     kind, many = _plain(field.type)
-    if value is None and isinstance(field.type, types.UnionType):
-        return None
 
     def one(item):
         if kind is bool and not isinstance(item, bool):

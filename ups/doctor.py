@@ -16,8 +16,6 @@ import platform
 import resource
 import shutil
 import socket
-import threading
-import time
 from urllib.parse import urlsplit
 
 import torch
@@ -25,7 +23,8 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 
 from ups.config import command
-from ups.train.policy import make_accelerator
+from ups.train.policy import make_accelerator, now
+from ups.train.tracking import fault_of
 
 PACKAGES = ("torch", "accelerate", "numpy", "h5py", "safetensors")
 OPTIONAL = ("wandb", "matplotlib")  # training goes on without them
@@ -49,33 +48,20 @@ def versions(accelerator):
 
 def devices(accelerator):
     if accelerator.device.type != "cuda":
-        return PASS, f"{accelerator.device.type}, {os.cpu_count()} cores, {_threads()}"
+        return PASS, (f"{accelerator.device.type}, {os.cpu_count()} cores, "
+                      f"threads per process: {torch.get_num_threads()}")
     free, total = torch.cuda.mem_get_info(accelerator.device)
     name = torch.cuda.get_device_name(accelerator.device)
     text = f"{accelerator.device} {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     return (PASS, text) if free > total / 2 else (WARN, f"{text}: another process uses it")
 
 
-def _threads():
-    count = torch.get_num_threads()
-    return f"{count} thread{'s' * (count > 1)} per process"
-
-
-def process_group(accelerator):
-    world = accelerator.num_processes
-    if world == 1:
-        return PASS, "one process, no group"
-    asked = int(os.environ.get("WORLD_SIZE", world))
-    text = f"{world} of {asked} processes over {dist.get_backend()}"
-    return (PASS if world == asked else FAIL), text
-
-
 def all_reduce(accelerator):
     """Sum 1 .. n over the ranks, check it, and time it: bytes that cross a rank's link."""
     world, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
-    name = f"rank {rank} on {socket.gethostname()} {device}"
     if world == 1:
-        return PASS, f"{name}: alone, nothing to reduce"
+        return PASS, "one process, nothing to reduce"
+    name = f"rank {rank} of {world} on {socket.gethostname()} {device}, {dist.get_backend()}"
     numbers = torch.full((2**24 if device.type == "cuda" else 2**20,), rank + 1.0, device=device)
     dist.all_reduce(numbers)
     expected = world * (world + 1) / 2
@@ -83,18 +69,11 @@ def all_reduce(accelerator):
         return FAIL, f"{name}: the sum is {numbers[0]:g} instead of {expected:g}"
     seconds = []
     for _ in range(3):
-        _wait(device)
-        start = time.perf_counter()
+        start = now()
         dist.all_reduce(numbers)
-        _wait(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(now() - start)
     moved = 2 * (world - 1) / world * numbers.nbytes
     return PASS, f"{name}: {moved / min(seconds) / 1e9:.2f} GB/s"
-
-
-def _wait(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def bf16(accelerator):
@@ -160,28 +139,15 @@ def wandb(accelerator):
     if mode in ("offline", "disabled"):
         return PASS, f"WANDB_MODE is {mode}"
     url = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-    answers = []
-
-    def ask():
-        try:
-            port = url.port or (80 if url.scheme == "http" else 443)
-            socket.create_connection((url.hostname, port), timeout=3).close()
-            answers.append("")
-        except OSError as error:
-            answers.append(str(error))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(5)
-    fault = (answers or ["no answer in 5 s"])[0]
-    if fault:
+    where = url.hostname, url.port or (80 if url.scheme == "http" else 443)
+    if fault := fault_of(lambda: socket.create_connection(where, timeout=3).close(), 5):
         return WARN, f"{url.hostname} is not reachable ({fault}): use WANDB_MODE=offline"
     return PASS, f"{url.hostname} answers"
 
 
-CHECKS = {"versions": versions, "devices": devices, "process group": process_group,
-          "all-reduce": all_reduce, "bf16": bf16, "compile": compiler, "open files": open_files,
-          "disk": disk, "shared memory": shared_memory, "W&B": wandb}
+CHECKS = {"versions": versions, "devices": devices, "all-reduce": all_reduce, "bf16": bf16,
+          "compile": compiler, "open files": open_files, "disk": disk,
+          "shared memory": shared_memory, "W&B": wandb}
 
 
 def examine(accelerator):

@@ -12,12 +12,11 @@
 This is the layout of a run without its checkpoints, so that `Simulator.load` reads both.
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
 
-from ups.config import UsageError, command
+from ups.config import Parser, UsageError, command
 from ups.eval.report import LEADS
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
@@ -126,8 +125,7 @@ def _write(path, value):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("python -m ups.export", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m ups.export", description=__doc__)
     parser.add_argument("run", help="such as runs/burgers1d")
     parser.add_argument("--out", required=True, help="folder to write, named as the model")
     parser.add_argument("--license", help="of the weights, as the hub spells it, such as mit")

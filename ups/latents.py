@@ -9,7 +9,6 @@ made from; what does not belong together is refused.
 import dataclasses
 import functools
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from ups.cache.store import Cache, build_cache
 from ups.cache.windows import LatentWindows, condition
 from ups.config import UsageError
-from ups.data.fields import Fields, open_fields
+from ups.data.fields import Fields
 from ups.data.make import ensure_fields
 from ups.data.symmetry import moved, symmetries
 from ups.data.tasks import TASKS, judged
@@ -111,7 +110,7 @@ class TaskLatents:
     @property
     def white(self):
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
-        return self.pad(self.codec.weight.rsqrt())
+        return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
 
     def moved(self, z, shift, mirror=None, added=None):
         """Latents (B, T, N, D) of other solutions, by random numbers: see data/symmetry.py.
@@ -124,15 +123,18 @@ class TaskLatents:
             mirror = added = None
         if not free and (mirror is None or not mirrors):
             return z
-        u = self.codec.decode(self.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
-        u = moved(u, self.fields, shift, mirror, added)  # (B, T, C, *grid)
-        return self.pad(self.codec.encode(u.flatten(0, 1)).unflatten(0, z.shape[:2]))
+        return self.encode(moved(self.decode(z), self.fields, shift, mirror, added))
 
-    def pad(self, z):
+    def encode(self, u):
+        """Fields (.., C, *grid) as latents (.., N, D), zero-padded to the D of the run."""
+        shape = u.shape[: -1 - len(self.codec.grid)]
+        z = self.codec.encode(u.flatten(0, len(shape) - 1)).unflatten(0, shape)
         return F.pad(z, (0, self.width - z.shape[-1]))
 
-    def trim(self, z):
-        return z[..., : self.codec.spec.width]
+    def decode(self, z):
+        """Latents (.., N, D) as fields (.., C, *grid)."""
+        z = z[..., : self.codec.spec.width]
+        return self.codec.decode(z.flatten(0, -3)).unflatten(0, z.shape[:-2])
 
     def cond(self, indices):
         """Parameters of some trajectories as the operator wants them: (B, P), log10."""
@@ -179,9 +181,7 @@ def open_tasks(accelerator, cfg, split=None, **codec):
 
 def _open_task(accelerator, cfg, task, split, folder=None, components=None):
     name = task.split(":")[0]
-    strides = dict(stride_x=cfg.stride_x, stride_t=cfg.stride_t)
-    on_main(accelerator, _make_data, task, cfg.data, strides)  # one writes, all read
-    fields = open_fields(task, cfg.data, **strides)
+    fields = on_main(accelerator, ensure_fields, task, cfg.data, cfg.stride_x, cfg.stride_t)
     kind = "patch" if folder else cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
     if not (folder / "config.json").exists() and kind != "patch":
@@ -216,12 +216,6 @@ def load_codec(folder):
     codec = build_codec(config)
     codec.load_state_dict(tensors)
     return codec.eval().requires_grad_(False), mark
-
-
-def _make_data(task, root, strides):
-    path = Path(ensure_fields(task, root, **strides).files[0].path)
-    if path.parent != Path(root) and path != Path(root):
-        print(f"{task} is taken from {path.parent}.", file=sys.stderr)
 
 
 def _fit_codec(folder, cfg, fields, asked):

@@ -97,7 +97,7 @@ class Simulator:
         where = (torch.full((len(u),), dt, device=self.device),
                  _condition(params or {}, task, len(u)).to(self.device), index)
 
-        z, step = task.pad(task.codec.encode(u)), guard.after(self.operator.model)
+        z, step = task.encode(u), guard.after(self.operator.model)
         if members is None:
             states = _states(step, z, leads, *where)
         else:
@@ -111,7 +111,7 @@ class Simulator:
                                how.correct_every, leads, rows)
         out, home = [], u0.device if torch.is_tensor(u0) else "cpu"
         for _, z in states:  # (B, N, D) or (B, M, N, D)
-            rows = task.trim(z).flatten(0, -3)
+            rows = z[..., : task.codec.spec.width].flatten(0, -3)
             if points is None:
                 v = guard.fields(task.codec.decode(rows))
             else:

@@ -129,7 +129,7 @@ def test_every_sample_is_written_also_without_a_progress_bar(tmp_path, monkeypat
 def test_ensure_fields_makes_what_is_missing_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SOLVERS["burgers1d"].PRESETS, "small",
                         {"samples": 8, "grid": 16, "frames": 3, "t_end": 0.1, "chunk": 8})
-    fields = making.ensure_fields("burgers1d:nu=0.2", tmp_path, stride_t=2)
+    fields = making.ensure_fields("burgers1d:nu=0.2", tmp_path, 1, 2)
     assert (len(fields), fields.spec.frames, fields.params([0]).item()) == (8, 2, 0.2)
     said = f"{tmp_path} has no burgers1d: the small preset of the bundled solver is made there.\n"
     assert said in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, NoData, open_fields
-from ups.latents import _make_data
+from ups.data.make import ensure_fields
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_folder_in_a_folder_is_another_data_set(tmp_path, capsys):
     assert len(open_fields("ns2d", deep / "more")) == 6
     for root in (deep, deep / "ns-0.h5", tmp_path):  # a run says where it has found its data
         assert not capsys.readouterr().err
-        _make_data("ns2d", root, {})
+        ensure_fields("ns2d", root)
     assert capsys.readouterr().err == f"ns2d is taken from {deep}.\n"
     (tmp_path / "2D" / "other").mkdir()
     by_hand.build("ns2d", tmp_path / "2D" / "other" / "ns-0.h5", samples=4, frames=3)

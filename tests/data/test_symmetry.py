@@ -98,7 +98,7 @@ def test_thinned_closed_axes_are_not_mirrored(name, whole, thinned):
                                                   ("grid", 1, True)])
 def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
     codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=2),
-                                  decode=lambda z: z.mT.unflatten(2, (4, 4)),
+                                  decode=lambda z: z.mT.unflatten(2, (4, 4)), grid=(4, 4),
                                   encode=lambda u: u.flatten(2).mT)
     task = TaskLatents("diffreact2d", fields_of("diffreact2d", stride_x=stride_x), codec, "", None,
                        width=2)
@@ -109,7 +109,7 @@ def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
 @pytest.mark.parametrize("kind, same", [("patch", False), ("grid", True)])
 def test_latents_of_a_learned_codec_are_not_added(kind, same):
     codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=1),
-                                  decode=lambda z: z.mT, encode=lambda u: u.mT)
+                                  decode=lambda z: z.mT, encode=lambda u: u.mT, grid=(16,))
     task = TaskLatents("advection1d", fields_of("advection1d"), codec, "", None, width=1)
     z = torch.randn(3, 2, 16, 1)
     got = task.moved(z, torch.zeros(3, 3), torch.ones(3, 3), torch.full((3, 4), 0.7))

@@ -38,10 +38,9 @@ class Decaying:
 
 def decaying(name="burgers1d", grid=(16,), **options):
     fields = Decaying(name, grid, **options)
-    codec = types.SimpleNamespace(encode=lambda u: u.flatten(2).mT,
-                                  decode=lambda z: z.mT.unflatten(2, grid))
     return types.SimpleNamespace(
-        name=name, fields=fields, codec=codec, pad=lambda z: z, trim=lambda z: z, conserved=[0],
+        name=name, fields=fields, encode=lambda u: u.flatten(-len(grid)).mT,
+        decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
         judged=[0, 1], spec=types.SimpleNamespace(periodic=True, forced=()),
         cond=lambda chosen: fields.params(chosen).float())
 

@@ -32,7 +32,7 @@ def test_channels_that_are_given_are_not_judged(task):
     """Two channels of which the first is off by half and the second is given."""
     alone = task.fields.read
     task.fields.read = lambda rows: torch.cat([alone(rows), torch.ones(len(rows), 6, 1, 8)], 2)
-    task.codec = types.SimpleNamespace(encode=lambda u: u.mT, decode=lambda z: z.mT)
+    task.encode = task.decode = lambda x: x.mT
     tables = measure(Accelerator(cpu=True), lambda z, *a: 0.75 * z, task, 0, "test")
     assert torch.allclose(tables["one_step"], torch.tensor(0.5, dtype=torch.float64))
     task.judged = [0, 1]
@@ -46,19 +46,9 @@ def test_a_rollout_applies_the_model_again_and_again():
     assert torch.equal(z[0, :, 0, 0], torch.tensor([0.5, 0.25, 0.125, 0.0625]))
 
 
-class Identity:
-    """A codec that loses a tenth: decode(encode(u)) = 0.9 u."""
-
-    def encode(self, u):
-        return u.flatten(1)[..., None]
-
-    def decode(self, z):
-        return 0.9 * z.squeeze(-1)[:, None]
-
-
 @pytest.fixture
 def task():
-    """Eleven trajectories that halve in every step."""
+    """Eleven trajectories that halve in every step; decode(encode(u)) = 0.9 u."""
     class Fields:
         spec = Spec("toy", (8,), ("u",), "periodic", ((0.0, 1.0),), 0.1, 6, ())
 
@@ -69,8 +59,8 @@ def task():
             start = torch.randn(11, 1, 1, 8, generator=torch.Generator().manual_seed(0))[chosen]
             return start * 0.5 ** torch.arange(6.0)[:, None, None]
 
-    return types.SimpleNamespace(fields=Fields(), codec=Identity(), pad=lambda z: z,
-                                 trim=lambda z: z, conserved=[], judged=[0],
+    return types.SimpleNamespace(fields=Fields(), encode=lambda u: u.mT,
+                                 decode=lambda z: 0.9 * z.mT, conserved=[], judged=[0],
                                  cond=lambda chosen: torch.zeros(len(chosen), 1))
 
 

@@ -7,7 +7,7 @@
 
 import argparse
 
-from ups.config import UsageError, command
+from ups.config import Parser, UsageError, command
 
 MAKE = """Solve a PDE and write the published layout of its task.
 
@@ -25,15 +25,6 @@ INSPECT = """Say in words what a file holds, and how to train on it.
 VALIDATE = """Read files whole and tell every fault in a sentence; exit code 1 if there is one.
 
     python -m ups.data validate data/*.hdf5 data/*.h5"""
-
-
-class Parser(argparse.ArgumentParser):
-    def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                         **options)
-
-    def error(self, message):
-        raise UsageError(f"{message.rstrip('.')}. See --help.")
 
 
 def _presets(solvers):
@@ -89,15 +80,13 @@ def main(argv=None):
         for path in make(**args):
             print(f"{path}: see python -m ups.data inspect {path}")
     elif name == "inspect":
-        from ups.data.describe import describe, picture, plot
+        from ups.data.describe import describe, plot
 
-        path, wanted = args["file"], args["plot"] is not None
-        png = picture(path, args["plot"]) if wanted else None
+        path = args["file"]
         try:
             print(describe(path))
-            if wanted:
-                plot(path, png)
-                print(f"Picture: {png}")
+            if args["plot"] is not None:
+                print(f"Picture: {plot(path, args['plot'])}")
         except OSError as error:
             raise UsageError(f"{path}: {error}; see python -m ups.data validate.") from None
     else:

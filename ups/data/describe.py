@@ -86,17 +86,12 @@ def _ranges(file, rows):
         yield f"{text} (of {_count(len(rows))})"
 
 
-def picture(path, png):
-    """Where to draw the picture: `png`, or beside the file; never over it."""
+def plot(path, png):
+    """Draw a few trajectories to `png`, or beside the file; the panels of a row share colours."""
     png = Path(png or Path(path).with_suffix(".png"))
     if png.resolve() == Path(path).resolve() or png.suffix not in PICTURES:
         raise UsageError(f"--plot {png}: give a file of its own that ends in "
                          f"{', '.join(PICTURES)}.")
-    return png
-
-
-def plot(path, png):
-    """Write a picture of a few trajectories; the panels of a row share their colours."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -146,9 +141,9 @@ def plot(path, png):
     params = "".join(f", {key} = {value:g}" for key, value in file.params.items())
     fig.suptitle(f"{file.task}{params}", fontsize=12)
     try:
-        Path(png).parent.mkdir(parents=True, exist_ok=True)
+        png.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(png, dpi=130)
     except OSError as error:
         raise UsageError(f"--plot {png} cannot be written ({error}).") from None
-    finally:
-        plt.close(fig)
+    plt.close(fig)
+    return png

@@ -131,11 +131,6 @@ class Fields:
         return asdict(self.spec) | {"values": self.values.tolist()}
 
     @cached_property
-    def coordinates(self):
-        """Float64 coordinates of every space axis."""
-        return tuple(torch.from_numpy(x[::self.stride_x].copy()) for x in self.files[0].axes)
-
-    @cached_property
     def digest(self):
         """Sha256 of layout, attributes, size and 64 fixed frames (thinned); never a whole read."""
         digest = hashlib.sha256()

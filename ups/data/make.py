@@ -30,10 +30,10 @@ from ups.data.tasks import TASKS
 NS2D = {"boundary": "periodic", "domain": [[0.0, 2 * np.pi]] * 2}
 
 
-def ensure_fields(task, root="data", **options):
+def ensure_fields(task, root="data", *strides):
     """`open_fields`; where there is no file of the task, make the small preset first."""
     try:
-        return open_fields(task, root, **options)
+        fields = open_fields(task, root, *strides)
     except NoData:
         name, wanted = parse_task(task)
         if name not in SOLVERS:
@@ -41,7 +41,10 @@ def ensure_fields(task, root="data", **options):
         print(f"{root} has no {name}: the small preset of the bundled solver is made there.",
               file=sys.stderr)  # who meant files of their own sees that --data is another folder
         make(name, out=root, **wanted)
-        return open_fields(task, root, **options)
+        fields = open_fields(task, root, *strides)
+    if Path(root) not in ((path := fields.files[0].path), path.parent):
+        print(f"{task} is taken from {path.parent}.", file=sys.stderr)
+    return fields
 
 
 def make(task, preset="small", out="data", device=None, seed=0, **changes):

@@ -44,7 +44,6 @@ class File:
     domain: tuple[tuple[float, float], ...]
     attributes: dict = field(repr=False)
     times: np.ndarray = field(repr=False)  # (T,)
-    axes: tuple[np.ndarray, ...] = field(repr=False)  # coordinates of every space axis
     groups: tuple[str, ...] = field(repr=False)
 
     def read(self, rows, frames=None, stride=1):
@@ -126,16 +125,14 @@ def open_file(path):
                 what = "is missing" if value is None else f"is no number ({value!r})"
                 raise UsageError(f"{path}: the attribute {key} of {name} {what}; set it with h5py: "
                                  f"f.attrs['{key}'] = value.") from None
-        (lo, hi), axes = task.domain, []
-        for axis, n in zip(task.axes, grid, strict=True):
-            x = _coordinate(f, groups, axis)
-            axes.append(lo + (np.arange(n) + 0.5) * (hi - lo) / n if x is None else x[:n])
-        domain = tuple(map(tuple, said.get("domain", map(_ends, axes))))
+        known = zip(grid, (_coordinate(f, groups, axis) for axis in task.axes), strict=True)
+        ends = [task.domain if x is None else _ends(x[:n]) for n, x in known]
+        domain = tuple(map(tuple, said.get("domain", ends)))
         channels = task.channels + (("particles",) if "particles" in f else ())
         attributes = {key: str(value) for key, value in sorted(f.attrs.items())}
         file = File(Path(path), name, samples, frames, tuple(grid), channels, params,
                     said.get("boundary", task.boundary), domain, attributes,
-                    times[:frames].astype(np.float64), tuple(axes), groups)
+                    times[:frames].astype(np.float64), groups)
     if file.boundary is None:
         jump = max(seam(file, range(0, samples, 1 + samples // 32)))
         file = replace(file, boundary="periodic" if jump < SEAM else "closed")

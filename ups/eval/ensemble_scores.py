@@ -127,7 +127,7 @@ def _tables(device, task, index, draw, members, leads, chosen):
     last, scores = u.shape[1] - 1, []
     leads = leads and [lead for lead in leads if lead <= last]
     for lead, z in ensemble_of(task, index, draw, members, u, chosen, leads):
-        p, y = decode(task, z)[:, :, task.judged], u[:, lead, task.judged]
+        p, y = task.decode(z)[:, :, task.judged], u[:, lead, task.judged]
         variance, square_error = spread_skill(p if members > 1 else torch.cat([p, p], 1), y)
         energy = torch.stack([spectrum(member[:, None]) for member in p.unbind(1)]).mean(0)
         surplus, true = spectrum_error(energy, spectrum(y[:, None]), task.fields.spec.grid)
@@ -140,15 +140,10 @@ def _tables(device, task, index, draw, members, leads, chosen):
 
 def ensemble_of(task, index, draw, members, u, chosen, leads=None):
     """Start `draw` from the first frames of fields u (B, T, C, *grid)."""
-    z0 = task.pad(task.codec.encode(u[:, 0]))
+    z0 = task.encode(u[:, 0])
     dt = torch.full((len(u),), task.fields.spec.dt, device=u.device)
     noise = member_noise(0, chosen, members, 2, *z0.shape[1:]).to(u.device)
     return draw(z0, u.shape[1] - 1, dt, task.cond(chosen).to(u.device), index, noise, leads=leads)
-
-
-def decode(task, z):
-    """(B, M, N, D) -> (B, M, C, *grid)"""
-    return task.codec.decode(task.trim(z).flatten(0, 1)).unflatten(0, z.shape[:2])
 
 
 def drawn(operator, corrector, calls, cfg=None, **how):
@@ -179,6 +174,6 @@ def picture_of(accelerator, task, index, draw, members):
     """Fields (T, C, *grid) and members (T, M, C, *grid) of the first test trajectory."""
     chosen = task.fields.split("test")[:1]
     u = task.fields.read(chosen).to(accelerator.device)
-    frames = [decode(task, z)[0] for _, z in ensemble_of(task, index, draw, members, u, chosen)]
+    frames = [task.decode(z)[0] for _, z in ensemble_of(task, index, draw, members, u, chosen)]
     first = u[:1, 0].expand(members, *u.shape[2:])
     return u[0].cpu(), torch.stack([first, *frames]).cpu()

@@ -4,14 +4,13 @@ Errors of an ensemble are those of its mean. Every table has a row for each traj
 numbers do not depend on the number of processes, and intervals can be drawn from it.
 """
 
-import time
-
 import torch
 from tqdm import tqdm
 
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
 from ups.eval.rollout import CHUNK_BYTES, trajectory_bytes
+from ups.train.policy import now
 
 CHUNK = 16  # trajectories at a time, at most
 FIELD = {"nrmse": metrics.channel_nrmse, "rmse": metrics.rmse, "vrmse": metrics.vrmse,
@@ -69,11 +68,6 @@ def tables_of(s, task, forecasts, seconds, bar):
 
 def timed(generator, seconds, u):
     """Pass a generator on, and note the seconds that it takes for each lead and trajectory of u."""
-    def now():
-        if u.device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
-
     begin = now()
     for item in generator:
         seconds.append((now() - begin) / len(u))

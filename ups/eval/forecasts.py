@@ -35,23 +35,17 @@ def make_forecasts(task, index, operator, correctors, guards="", seed=0):
     free = [axis for axis in range(3 - len(spec.grid), 3)  # along which nothing depends on place
             if task.spec.periodic and axis not in task.spec.forced]
 
-    def encode(u):
-        return task.pad(task.codec.encode(u))
-
-    def decode(z):  # (.., N, D) -> (.., C, *grid)
-        return task.codec.decode(task.trim(z).flatten(0, -3)).unflatten(0, z.shape[:-2])
-
     def rolled(step, z, dt, cond, steps, parts=1):
         for _ in range(steps):
             for _ in range(parts):
                 z = step(z, dt / parts, cond, index)
-            yield decode(z[:, None])
+            yield task.decode(z[:, None])
 
     def shifted(s):
         axes = list(range(-len(spec.grid), 0))
         moves = [n // 3 + 1 if axis + 3 in free else 0
                  for n, axis in zip(spec.grid, axes, strict=True)]  # as a rule, no whole tokens
-        z0 = encode(s.u[:, 0].roll(moves, axes))
+        z0 = task.encode(s.u[:, 0].roll(moves, axes))
         for p in rolled(operator, z0, s.dt, s.cond, s.steps):
             yield p.roll([-n for n in moves], axes)
 
@@ -67,16 +61,18 @@ def make_forecasts(task, index, operator, correctors, guards="", seed=0):
             noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
             for _, z in corrected(operator, corrector, s.z0, s.steps, s.dt, s.cond, index, noise,
                                   calls, every):
-                yield decode(z)
+                yield task.decode(z)
         return draw
 
     forecasts = {
         "persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)),
         "mean": lambda s: (average[None, None, k].to(s.u).expand_as(s.u[:, :1])
                            for k in range(1, s.steps + 1)),
-        "codec": lambda s: (decode(encode(s.u[:, k])[:, None]) for k in range(1, s.steps + 1)),
-        "one_step": lambda s: (decode(operator(encode(s.u[:, k]), s.dt, s.cond, index)[:, None])
-                               for k in range(s.steps)),
+        "codec": lambda s: (task.decode(task.encode(s.u[:, k:k + 1]))
+                            for k in range(1, s.steps + 1)),
+        "one_step": lambda s: (
+            task.decode(operator(task.encode(s.u[:, k]), s.dt, s.cond, index)[:, None])
+            for k in range(s.steps)),
         "operator": lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps),
     }
     if guards:
@@ -104,6 +100,6 @@ def start(task, chosen, test, device):
     place = {int(i): k for k, i in enumerate(test)}
     other = test.roll(1)[[place[int(i)] for i in chosen]]  # has the next parameters of a family
     return SimpleNamespace(
-        u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.pad(task.codec.encode(u[:, 0])),
+        u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
         dt=torch.full((len(u),), task.fields.spec.dt, device=device))

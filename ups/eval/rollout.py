@@ -75,20 +75,16 @@ def trajectory_bytes(spec):
 @torch.no_grad()
 def predict(accelerator, model, task, index, chosen):
     """Roll out some trajectories: errors by name, and the fields themselves (`truth`, `fields`)."""
-    device, codec = accelerator.device, task.codec
+    device = accelerator.device
     u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)
     batch, frames = u.shape[:2]
     cond = task.cond(chosen).to(device)
     dt = torch.full((batch,), task.fields.spec.dt, device=device)
-    z = task.pad(codec.encode(u.flatten(0, 1))).unflatten(0, (batch, frames))  # (B, T, N, D)
-
-    def decode(latents):  # (B, T, N, D) -> (B, T, C, *grid)
-        return codec.decode(task.trim(latents).flatten(0, 1)).unflatten(0, latents.shape[:2])
-
-    rolled = decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
+    z = task.encode(u)  # (B, T, N, D)
+    rolled = task.decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
     steps = [model(z[:, t], dt, cond, index) for t in range(frames - 1)]
-    forecasts = {"operator": rolled, "one_step": decode(torch.stack(steps, 1)),
-                 "persistence": u[:, :1].expand_as(rolled), "codec": decode(z[:, 1:])}
+    forecasts = {"operator": rolled, "one_step": task.decode(torch.stack(steps, 1)),
+                 "persistence": u[:, :1].expand_as(rolled), "codec": task.decode(z[:, 1:])}
     return {name: nrmse(p[:, :, task.judged], u[:, 1:, task.judged]).cpu()
             for name, p in forecasts.items()} | {
             "drift": drift(rolled, u[:, 0], task.conserved).cpu(),

@@ -7,7 +7,6 @@ its part of the mean and `calls` - 1 for its deviation. Errors are those of u; a
 """
 
 import functools
-import time
 
 import torch
 
@@ -17,6 +16,7 @@ from ups.eval.metrics import DEFINITIONS, crps, mae, nrmse, ratio, spread_skill
 from ups.eval.rollout import by_trajectory
 from ups.eval.steady_plots import draw_steady
 from ups.models.steady import orientations, size_of, turned, turned_back
+from ups.train.policy import now
 from ups.train.step import eager
 
 ROWS = 1024       # members that are drawn at a time
@@ -88,9 +88,9 @@ def rows_of(task, members):
 def _tables(device, prior, task, members, calls, chosen, refine=None):
     u, cond = task.fields.read(chosen).to(device), task.cond(chosen).to(device)
     noise, truth = noise_of(task, chosen, members).to(device), u[:, 1, 1]
-    began = _clock()
+    began = now()
     mean, drawn = draw(prior, task, u[:, 0], cond, noise, calls)
-    seconds = _clock() - began
+    seconds = now() - began
     fields = {"mean": mean, "members": drawn.mean(1), "sample": drawn[:, 0]}
     spread = drawn if calls > 1 else mean[:, None].expand(-1, 2, -1, -1)
     variance, square_error = spread_skill(spread[:, :, None], truth[:, None])
@@ -135,12 +135,6 @@ def _refined(u, beta, p, iterations):
     return fields, tables
 
 
-def _clock():
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return time.perf_counter()
-
-
 def summary(tables, members):
     """Means over samples; spread / skill is the ratio of means."""
     mean = {name: table.mean(0).tolist() for name, table in tables.items()}
@@ -181,8 +175,8 @@ def measure_operator(accelerator, operator, split="test"):
         u = task.fields.read(chosen).to(accelerator.device)
         cond = task.cond(chosen).to(u)
         dt = torch.full((len(u),), task.fields.spec.dt, device=u.device)
-        z1 = model(task.pad(task.codec.encode(u[:, 0])), dt, cond, index)
-        p = task.codec.decode(task.trim(z1))[:, 1]
+        z1 = model(task.encode(u[:, 0]), dt, cond, index)
+        p = task.decode(z1)[:, 1]
         return {"nrmse_operator": nrmse(p[:, None, None], u[:, 1:, 1:]),
                 "residual_operator": _residual(u, p, cond)}
 

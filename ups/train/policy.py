@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -112,6 +113,13 @@ def make_accelerator(debug=False):
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32,
             cast_forward_inputs=False)
     return accelerator
+
+
+def now():
+    """Seconds, when the device has done all that it was asked to do."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def write_json(path, value):

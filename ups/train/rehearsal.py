@@ -11,14 +11,13 @@ import json
 import resource
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 from ups.config import UsageError
 from ups.train.checkpoint import checkpoints, damage, gather_state, read_checkpoint, restore_state
-from ups.train.policy import PeerFailed, Stopped, on_main
+from ups.train.policy import PeerFailed, Stopped, now, on_main
 from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal at least; the first ones compile and warm up
@@ -43,9 +42,7 @@ class Clock:
 
     def tick(self):
         """Call before every step, and after the last one."""
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        self.marks.append(time.perf_counter())
+        self.marks.append(now())
         if self.run.accelerator.device.type == "cuda" and self.run.cfg.steps >= STEPS:
             self._probe(len(self.marks) - 1)
 

@@ -75,24 +75,29 @@ class WandB:
             self._guarded("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
             self.live = False
 
-    def _guarded(self, what, call, *args, **options):
+    def _guarded(self, what, call, *args):
         """Call W&B in a thread of its own; training neither waits for ever nor fails with it."""
         if not self.live:
             return
-        faults = []
-
-        def work():
-            try:
-                call(*args, **options)
-            except BaseException as error:  # wandb has its own, and calls sys.exit
-                faults.append(f"{type(error).__name__}: {error}")
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
-        if thread.is_alive():
-            faults.append(f"no answer in {PATIENCE} s")
-        if faults:
+        if fault := fault_of(lambda: call(*args), PATIENCE):
             self.live = False
-            print(f"W&B did not {what} ({faults[0]}); the run goes on without it, its record is "
+            print(f"W&B did not {what} ({fault}); the run goes on without it, its record is "
                   "metrics.jsonl.", file=sys.stderr)
+
+
+def fault_of(call, patience):
+    """What went wrong in a call, made in a thread of its own; None after `patience` seconds."""
+    faults = []
+
+    def work():
+        try:
+            call()
+        except BaseException as error:  # wandb has its own, and calls sys.exit
+            faults.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if thread.is_alive():
+        faults.append(f"no answer in {patience} s")
+    return faults[0] if faults else ""

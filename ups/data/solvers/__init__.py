@@ -14,12 +14,5 @@ darcy2d is steady: `initial` draws the coefficient, and `solve` gives one field.
 
 from . import advection1d, burgers1d, darcy2d, diffreact2d, ns2d, reacdiff1d, swe2d
 
-SOLVERS = {
-    "advection1d": advection1d,
-    "burgers1d": burgers1d,
-    "reacdiff1d": reacdiff1d,
-    "darcy2d": darcy2d,
-    "diffreact2d": diffreact2d,
-    "swe2d": swe2d,
-    "ns2d": ns2d,
-}
+SOLVERS = dict(advection1d=advection1d, burgers1d=burgers1d, reacdiff1d=reacdiff1d,
+               darcy2d=darcy2d, diffreact2d=diffreact2d, swe2d=swe2d, ns2d=ns2d)
