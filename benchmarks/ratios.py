@@ -26,7 +26,7 @@ def report(task, results, out):
         row += f"{r['steps']:7,} {r['step_ms']['1']:5.2f}"
         for name in ("one_step", "rollout"):
             values = torch.tensor(scores[model][name], dtype=torch.float64)
-            low, high = interval(values[:, None], weights)[:, 0]
+            low, high = interval(weights @ values)
             row += f" {values.mean():9.2e}  [{low:.2e}, {high:.2e}]"
         print(row)
     for model, r in results.items():
@@ -41,7 +41,7 @@ def report(task, results, out):
 
     def compare(model, other):
         ratios = (weights @ means[model]) / (weights @ means[other])
-        low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+        low, high = interval(ratios)
         print(f"roll-out of {model} / {other}: {means[model].mean() / means[other].mean():.2f} "
               f"[{low:.2f}, {high:.2f}]")
 

@@ -211,7 +211,7 @@ def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
     value = results(base / "run")["tasks"]["burgers1d"]["forecasts"]["operator"]["scores"]["nrmse"]
     assert f"{value['all']:#.3g}" in shown
     page = (tmp_path / "compare.html").read_text()
-    assert "They differ in" in page and "class=sortable" in page
+    assert "They differ in" in page and 'class="sortable"' in page
     with pytest.raises(UsageError, match="at least two"):
         evaluate.main(["--compare", str(run)])
     (run / "operator" / "test.json").unlink()

@@ -12,7 +12,6 @@
 This is the layout of a run without its checkpoints, so that `Simulator.load` reads both.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ups.eval.report import LEADS
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
 from ups.train.folder import read_json
+from ups.train.policy import write_json
 from ups.train.systems import RunConfig
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")
@@ -49,10 +49,10 @@ def export(run, out, license=None):
     systems = RunConfig()  # its defaults, in place of the paths of this machine
     for stage in marks:
         settings = read_json(run / stage / "config.json").items()
-        _write(partial / stage / "config.json",
-               {key: getattr(systems, key, value) for key, value in settings})
-    _write(partial / "config.json", {"library_name": "ups", "stages": marks,
-                                     "tasks": sim.operator.config["fields"]})
+        write_json(partial / stage / "config.json",
+                   {key: getattr(systems, key, value) for key, value in settings})
+    write_json(partial / "config.json", {"library_name": "ups", "stages": marks,
+                                         "tasks": sim.operator.config["fields"]})
     (partial / "README.md").write_text(card(sim, out.name, marks, license))
     Simulator.load(partial, "cpu")  # what will be read is what was written
     shutil.rmtree(out, ignore_errors=True)
@@ -118,10 +118,6 @@ def _table(title, rows):
     lines += [[row, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in values.values())]
               for row, values in rows.items()]
     return [*("| " + " | ".join(line) + " |" for line in lines), ""]
-
-
-def _write(path, value):
-    path.write_text(json.dumps(value, indent=1))
 
 
 def main(argv=None):

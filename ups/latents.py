@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -141,29 +142,21 @@ class TaskLatents:
         return condition(self.fields.params(indices), self.params)
 
 
-class Latents:
-    """The windows to train on and the tasks that they come from."""
-
-    def __init__(self, tasks, *lengths):
-        self.tasks = tasks
-        self.windows = LatentWindows([task.cache for task in tasks], *lengths)
-        self.lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
-        self.lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
-
-
 def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):
-    """Open the latents of every task of `cfg`. Every rank calls, and every rank gets a failure.
+    """The `tasks` of `cfg`, `windows` of their latents to train on, and their `lineage`.
 
     `length`, `shortest` and `early` are those of LatentWindows. `codec` may override where a codec
-    is and how it is fitted: `folder`, `components`.
+    is and how it is fitted: `folder`, `components`. Every rank calls, and gets any failure.
     """
-    latents = Latents(open_tasks(accelerator, cfg, split, **codec), length, shortest, early)
-    device = accelerator.device
+    tasks, device = open_tasks(accelerator, cfg, split, **codec), accelerator.device
+    windows = LatentWindows([task.cache for task in tasks], length, shortest, early)
     if device.type == "cuda" and not cfg.workers:
-        size = sum(z.nbytes for task in latents.tasks for z in task.cache.z)
+        size = sum(z.nbytes for task in tasks for z in task.cache.z)
         if size < min(cfg.resident * 1e9, torch.cuda.mem_get_info(device)[0] / 4):
-            latents.windows.move(device)
-    return latents
+            windows.move(device)
+    lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
+    lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
+    return SimpleNamespace(tasks=tasks, windows=windows, lineage=lineage)
 
 
 def open_tasks(accelerator, cfg, split=None, **codec):

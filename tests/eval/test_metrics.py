@@ -110,7 +110,7 @@ def test_zero_channels_are_left_out_of_nrmse_alone():
 def test_relative_l2_and_drift():
     p, y = pair((16, 12))
     error, size = ((x.transpose(1, 2).flatten(2)).norm(dim=2) for x in (p - y, y))
-    torch.testing.assert_close(m.relative_l2(p, y), error / size)
+    torch.testing.assert_close(m.relative_l2(m.rmse(p, y), m.rmse(0 * y, y)), error / size)
     u0, moved = y[:, 0] + 2.0, torch.tensor([0.0, 0.5, 1.0])
     shifted = u0[:, None] + moved[:, None, None, None]
     rms = u0[:, 1].flatten(1).square().mean(1).sqrt()
@@ -131,7 +131,6 @@ def test_spectrum_error_of_a_damped_high_band():
     p[..., 12:] *= math.sqrt(0.5)  # half of the energy from k = 12 on
     missing, there = m.spectrum_error(m.spectrum(torch.fft.irfft(p)), m.spectrum(y), (64,))
     assert (missing.mean() / there.mean()).item() == pytest.approx(0.5)
-    assert m.high_band((64, 64)) == 12 and m.high_band((32, 32)) == 8
 
 
 def test_crps_against_the_double_loop():
@@ -182,7 +181,7 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
     values = torch.randn(400, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     weights = m.resamplings(400)
     torch.testing.assert_close(weights.sum(1), torch.ones(1000, dtype=torch.float64))
-    low, high = m.interval(values, weights)
+    low, high = m.interval(weights @ values)
     expected = 2 * 1.96 * values.std(0) / math.sqrt(400)
     torch.testing.assert_close(high - low, expected, rtol=0.1, atol=0)
     assert ((low < values.mean(0)) & (values.mean(0) < high)).all()

@@ -92,10 +92,7 @@ def plot(path, png):
     if png.resolve() == Path(path).resolve() or png.suffix not in PICTURES:
         raise UsageError(f"--plot {png}: give a file of its own that ends in "
                          f"{', '.join(PICTURES)}.")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     file = open_file(path)
     task, dim = TASKS[file.task], len(file.grid)
@@ -117,9 +114,8 @@ def plot(path, png):
                                                zip(file.times[frames], u, strict=True)}
 
     columns = len(next(iter(panels.values())))
-    fig, axes = plt.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True,
-                             layout="compressed",
-                             figsize=(2.1 * columns + 1, 2.1 * len(panels) + 0.6))
+    fig = Figure((2.1 * columns + 1, 2.1 * len(panels) + 0.6), layout="compressed")
+    axes = fig.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True)
     for line, (label, images) in zip(axes, panels.items(), strict=True):
         low, high = min(v.min() for v in images.values()), max(v.max() for v in images.values())
         style = {"vmin": low, "vmax": high, "cmap": "viridis"}
@@ -145,5 +141,4 @@ def plot(path, png):
         fig.savefig(png, dpi=130)
     except OSError as error:
         raise UsageError(f"--plot {png} cannot be written ({error}).") from None
-    plt.close(fig)
     return png

@@ -11,10 +11,11 @@ from pathlib import Path
 from string import Template
 
 from ups.config import UsageError
-from ups.eval.charts import number
+from ups.eval.charts import number, table
 from ups.eval.forecasts import LABELS
 from ups.eval.style import PAGE, SCRIPT, STYLE
 from ups.train.folder import read_json
+from ups.train.policy import write_text
 from ups.train.systems import RunConfig
 
 COLUMNS = {("operator", "nrmse"): "nRMSE", ("one_step", "nrmse"): "one true step",
@@ -44,9 +45,7 @@ def compare(runs, folder="evaluation"):
     head = [name for name in known if any(row.get(name) is not None for row in rows)]
     print(as_text(head, rows))
     path = Path(runs[0]).parent / "compare.html"
-    partial = path.with_suffix(".partial")
-    partial.write_text(as_page(head, rows, differ))
-    partial.replace(path)
+    write_text(path, as_page(head, rows, differ))
     print(f"\nnRMSE and the like: means over trajectories and all steps of the test split; their "
           f"definitions are in each metrics.json. Sortable: {path}")
 
@@ -56,9 +55,6 @@ def read_run(run, folder):
     if not run.is_dir():
         raise UsageError(f"there is no run {run}.")
     about, test = read_json(run / folder / "metrics.json"), run / "operator" / "test.json"
-    if not isinstance(about, dict):
-        raise UsageError(f"{run / folder / 'metrics.json'} is damaged; run `accelerate launch "
-                         f"evaluate.py --run {run}` again.")
     rows, model = {}, read_json(run / "operator" / "model" / "config.json")
     mark = about.get("lineage", {}).get("operator", {}).get("fingerprint")
     if about and mark != model.get("fingerprint"):
@@ -105,19 +101,11 @@ def as_text(head, rows):
 
 
 def as_page(head, rows, differ):
-    def cell(value, tag):
-        plain = "" if value is None else escape(str(value))
-        return f"<{tag} data-value='{plain}'>{escape(show(value))}</{tag}>"
-
-    cells = "".join("<tr>" + cell(row[head[0]], "th")
-                    + "".join(cell(row.get(name), "td") for name in head[1:]) + "</tr>"
-                    for row in rows)
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    cells = [[escape(show(row.get(name))) for name in head] for row in rows]
     text = (f"They differ in {', '.join(differ)}." if differ else
             "Their configurations do not differ.")
     body = (f"<p>Test split, means over trajectories and all steps; milliseconds of one step of "
-            f"one trajectory. {escape(text)} A click on a column sorts by it.</p><div class=scroll>"
-            f"<table class=sortable><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table>"
-            "</div>")
+            f"one trajectory. {escape(text)} A click on a column sorts by it.</p>"
+            f"{table(map(escape, head), cells, 'sortable')}")
     return Template(PAGE).substitute(title=f"{len(rows)} runs", style=STYLE, script=SCRIPT,
                                      body=body)

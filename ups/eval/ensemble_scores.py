@@ -18,7 +18,7 @@ from ups.eval.metrics import (
     spectrum_error,
     spread_skill,
 )
-from ups.eval.plots import draw_ensemble
+from ups.eval.plots import draw_ensemble, picture
 from ups.eval.report import LEADS
 from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
 from ups.train.step import eager
@@ -56,12 +56,8 @@ def finish_ensembles(run, operator, correctors, tasks):
                                         "nrmse_mean, nrmse_sample": DEFINITIONS["nrmse"]},
                                     "split": "test", "tasks": results})
             name = "ensemble.png" if len(tasks) == 1 else f"ensemble_{task.name}.png"
-            try:
-                draw_ensemble(run.folder / name, task.fields.spec, task.judged[0], *shown,
-                              results[task.name])
-                print(f"picture: {run.folder / name}")
-            except (ImportError, OSError) as error:
-                print(f"no picture: {error}")
+            picture(run.folder / name, draw_ensemble, task.fields.spec, task.judged[0], *shown,
+                    results[task.name])
 
 
 def val_ratio(accelerator, operator, task, index, corrector, cfg):

@@ -5,11 +5,10 @@ numbers do not depend on the number of processes, and intervals can be drawn fro
 """
 
 import torch
-from tqdm import tqdm
 
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
-from ups.eval.rollout import CHUNK_BYTES, trajectory_bytes
+from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
 from ups.train.policy import now
 
 CHUNK = 16  # trajectories at a time, at most
@@ -27,36 +26,25 @@ def measure_all(accelerator, task, forecasts, test, members):
     `spectrum` has the leads of `spectrum_leads` alone, and is all that "truth" has. Chunks are the
     same on any number of processes, and so is every bit of a row on a CPU.
     """
-    world, spec = accelerator.num_processes, task.fields.spec
+    spec, seconds, results = task.fields.spec, {name: [] for name in forecasts}, {}
     size = CHUNK_BYTES // int(trajectory_bytes(spec) * (1 + 4 * members / spec.frames))
-    size, whole, seconds = max(1, min(size, CHUNK)), {}, {name: [] for name in forecasts}
-    bar = tqdm(range(0, len(test), size * world), desc=task.name, unit="chunk",
-               disable=not accelerator.is_main_process, mininterval=0.5)
-    for first in bar:
-        begin = first + size * accelerator.process_index
-        idle = begin >= len(test)  # computes the first rows: the tables are the same everywhere
-        rows = slice(0, size) if idle else slice(begin, begin + size)
-        s = start(task, test[rows], test, accelerator.device)
-        for key, table in tables_of(s, task, forecasts, seconds, bar).items():
-            shape = (len(test), *table.shape[1:])
-            kept = whole.setdefault(key, torch.zeros(shape, dtype=torch.float64))
-            if not idle:
-                kept[rows] = table.cpu()
-    results = {}
+
+    def tables(chosen):
+        return tables_of(start(task, chosen, test, accelerator.device), task, forecasts, seconds)
+
+    whole = by_trajectory(accelerator, tables, test, min(size, CHUNK), False, task.name)
     for (name, metric), table in whole.items():
-        table = accelerator.reduce(table.to(accelerator.device), reduction="sum").cpu()
         results.setdefault(name, {})[metric] = table
     return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
 
 
-def tables_of(s, task, forecasts, seconds, bar):
+def tables_of(s, task, forecasts, seconds):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`."""
     kept, rows = spectrum_leads(s.steps + 1), {}
     u, conserved = s.u[:, :, task.judged], [task.judged.index(c) for c in task.conserved]
     energies = [metrics.spectrum(u[:, k:k + 1]) for k in range(1, s.steps + 1)]
     rows["truth", "spectrum"] = [energies[k - 1][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():
-        bar.set_postfix_str(name)
         for k, p in enumerate(timed(forecast(s), seconds[name], s.u), start=1):
             scores = score(p[:, :, task.judged], u[:, k], energies[k - 1], u[:, 0], conserved,
                            name in PROBES)
@@ -135,7 +123,7 @@ def summarise(tables, operator, task, members, seed=0):
         worst = tables["max_error"]
         scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}
         length = metrics.correlation_time(tables["correlation"], spec.dt)
-        relative = metrics.from_rmse(tables["rmse"], tables["size"])
+        relative = metrics.relative_l2(tables["rmse"], tables["size"])
         for name, table in (("correlation_time", length), ("relative_l2", relative)):
             scores[name] = record(weighted(weights, table.nanmean(1)))
     if "variance" in tables:
@@ -160,10 +148,9 @@ def weighted(weights, table):
 
 def record(whole, by_lead=None):
     """Row 0 is the value, the others are its resamplings."""
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    out = {"all": whole[0].item(), "interval": whole[1:].quantile(ends).tolist()}
+    out = {"all": whole[0].item(), "interval": metrics.interval(whole[1:]).tolist()}
     if by_lead is not None:
-        low, high = by_lead[1:].quantile(ends, dim=0).tolist()
+        low, high = metrics.interval(by_lead[1:]).tolist()
         out |= {"by_lead": by_lead[0].tolist(), "low": low, "high": high}
     return out
 

@@ -127,12 +127,7 @@ def frmse(p, y):
     return torch.stack([band.mean(3) for band in bands], 3)  # the mean of nothing is NaN
 
 
-def relative_l2(p, y):
-    """Relative error over whole trajectories (B, C)."""
-    return from_rmse(rmse(p, y), rmse(torch.zeros_like(y), y))
-
-
-def from_rmse(error, size):
+def relative_l2(error, size):
     """Relative L2 (B, C) from tables (B, T, C) of the RMSE and of the root mean square of y."""
     size = size.square().sum(1)
     return torch.where(size > 0, (error.square().sum(1) / size).sqrt(), torch.nan)
@@ -182,18 +177,13 @@ def spectrum(u):
     return shell_power(u) / 2
 
 
-def high_band(grid):
-    """First wavenumber of the high band; on coarse grids the upper half of the wavenumbers."""
-    return min(HIGH, min(n for n in grid if n > 1) // 4)
-
-
 def spectrum_error(e_pred, e_true, grid):
     """Missing or surplus energy in the high band, and the true energy there: (B, T, C) each.
 
     The error is the ratio of their means over trajectories: no trajectory that is smooth, and has
     next to nothing there, decides it.
     """
-    first = high_band(grid)
+    first = min(HIGH, min(n for n in grid if n > 1) // 4)  # on coarse grids the upper half
     return (e_pred - e_true)[..., first:].abs().sum(-1), e_true[..., first:].sum(-1)
 
 
@@ -243,7 +233,6 @@ def resamplings(count, draws=1000, seed=0):
     return torch.zeros(draws, count, dtype=torch.float64).scatter_add_(1, chosen, ones)
 
 
-def interval(values, weights):
-    """Bounds (2, ..) of the 95 % bootstrap interval of the mean over axis 0 of values (n, ..)."""
-    means = (weights @ values.double().flatten(1)).unflatten(1, values.shape[1:])
+def interval(means):
+    """Bounds (2, ..) of the 95 % bootstrap interval, from resampled means (draws, ..)."""
     return means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)

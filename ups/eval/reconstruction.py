@@ -6,7 +6,7 @@ import torch
 
 from ups.data.fields import Fields
 from ups.eval.metrics import NRMSE
-from ups.eval.plots import draw_codec
+from ups.eval.plots import draw_codec, picture
 from ups.models.codec import compare_at, relative_error, truncate
 
 FINE = 8  # trajectories on which any-point decoding is judged
@@ -71,6 +71,5 @@ def finish_codec(run, codec, task):
                             "tasks": {spec.task: result}})
     u = fields.read(fields.split("test")[:1])[0, :: max(1, fields.spec.frames // 3)][:3]
     u = u.to(codec.weight.device)
-    draw_codec(run.folder / "codec.png", fields.spec, u, codec.decode(codec.encode(u)),
-               patch.decode(patch.encode(u)))
-    print(f"picture: {run.folder / 'codec.png'}")
+    picture(run.folder / "codec.png", draw_codec, fields.spec, u, codec.decode(codec.encode(u)),
+            patch.decode(patch.encode(u)))

@@ -3,7 +3,7 @@
 import torch
 
 from ups.eval.metrics import DRIFT, NRMSE
-from ups.eval.plots import draw_rollouts
+from ups.eval.plots import draw_rollouts, picture
 from ups.eval.rollout import measure, predict
 
 LEADS = (1, 5, 10, 20, 40)
@@ -26,11 +26,8 @@ def finish_operator(run, model, tasks):
             run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                     "tasks": results})
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            try:
-                draw_rollouts(run.folder / name, task.fields.spec, task.judged[0], shown, tables)
-                print(f"picture: {run.folder / name}")
-            except (ImportError, OSError) as error:
-                print(f"no picture: {error}")
+            picture(run.folder / name, draw_rollouts, task.fields.spec, task.judged[0], shown,
+                    tables)
     if show:
         print(NRMSE + ".")
 

@@ -9,6 +9,7 @@ not depend on the number of processes. All ranks call everything here the same n
 import math
 
 import torch
+from tqdm import tqdm
 
 from ups.eval.metrics import drift, nrmse
 from ups.models.precision import products
@@ -44,22 +45,23 @@ def measure(accelerator, model, task, index, split, limit=None):
                          CHUNK_BYTES // trajectory_bytes(task.fields.spec))
 
 
-def by_trajectory(accelerator, tables, chosen, size):
-    """`tables(some of chosen)`, a dictionary of (B, K), for all of them: (n, K), on every rank.
+def by_trajectory(accelerator, tables, chosen, size, spread=True, title=None):
+    """`tables(some of chosen)`, a dictionary of (B, ..), for all of them: (n, ..), on every rank.
 
-    At most `size` trajectories at a time, shared by the ranks, which all call equally often.
+    At most `size` trajectories at a time, shared by the ranks, which all call equally often; fewer
+    where that keeps all busy (`spread`: rows may then differ by rounding). `title`: of a bar.
     """
     whole, world = {}, accelerator.num_processes
-    size = max(1, min(64, size, -(-len(chosen) // world)))
-    for first in range(0, len(chosen), size * world):
+    size = max(1, min(64, size, -(-len(chosen) // world) if spread else size))
+    for first in tqdm(range(0, len(chosen), size * world), title, unit="chunk",
+                      disable=title is None or not accelerator.is_main_process):
         start = first + size * accelerator.process_index
         idle = start >= len(chosen)  # computes all the same: a forward of FSDP2 is a collective
         rows = slice(0, 1) if idle else slice(start, start + size)
         for name, table in tables(chosen[rows]).items():
-            if name not in whole:
-                whole[name] = torch.zeros(len(chosen), table.shape[1], dtype=torch.float64)
+            kept = whole.setdefault(name, torch.zeros(len(chosen), *table.shape[1:]).double())
             if not idle:
-                whole[name][rows] = table.double().cpu()
+                kept[rows] = table.double().cpu()
     if world > 1:
         for name, table in whole.items():
             table = table.to(accelerator.device)

@@ -13,8 +13,8 @@ import torch
 from ups.data.solvers import darcy2d
 from ups.eval.ensemble import member_noise
 from ups.eval.metrics import DEFINITIONS, crps, mae, nrmse, ratio, spread_skill
+from ups.eval.plots import draw_steady, picture
 from ups.eval.rollout import by_trajectory
-from ups.eval.steady_plots import draw_steady
 from ups.models.steady import orientations, size_of, turned, turned_back
 from ups.train.policy import now
 from ups.train.step import eager
@@ -206,12 +206,8 @@ def finish_steady(run, prior, task, cfg, operator=None):
     run.write("test.json", {"definition": DEFINITION, "split": "test",
                             "tasks": {task.name: result}})
     print(table(task, result, cfg))
-    try:
-        draw_steady(run.folder / "steady.png", task.fields.spec, u[:, 1].cpu(), members.cpu(),
-                    tables["nrmse_members"][picks, 0])
-        print(f"picture: {run.folder / 'steady.png'}")
-    except (ImportError, OSError) as error:
-        print(f"no picture: {error}")
+    picture(run.folder / "steady.png", draw_steady, task.fields.spec, u[:, 1].cpu(), members.cpu(),
+            tables["nrmse_members"][picks, 0])
 
 
 ROWS_OF_TABLE = {

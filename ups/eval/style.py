@@ -106,7 +106,7 @@ for (const table of document.querySelectorAll('table.sortable'))  // a click on 
   table.querySelectorAll('thead th').forEach((head, i) => {
     head.className = 'sort'
     head.onclick = () => {
-      const key = row => row.cells[i].dataset.value || Infinity  // what is missing comes last
+      const key = row => row.cells[i].textContent || Infinity  // what is missing comes last
       const less = (a, b) => isNaN(a) || isNaN(b) ? String(a).localeCompare(b) : a - b
       const rows = [...table.tBodies[0].rows].sort((a, b) => less(key(a), key(b)))
       head.down = !head.down

@@ -123,7 +123,11 @@ def now():
 
 
 def write_json(path, value):
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path, text):
     """Write by rename, so that a reader never sees half a file."""
     partial = Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.write_text(text)
     partial.replace(path)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from accelerate.tracking import WandBTracker
 
+from ups.train.policy import write_text
+
 PATIENCE = 45  # seconds that training waits for W&B to start or to finish
 
 
@@ -45,9 +47,7 @@ class Metrics:
     def cut(self, step):
         """Forget what was written after `step`."""
         kept = [line for line in self.read() if line["step"] <= step]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        partial.replace(self.path)
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class WandB:
