@@ -23,7 +23,7 @@ from ups.config import check
 class FNOConfig:
     width: int = 64
     depth: int = 4
-    modes: int = 16      # wave numbers kept along each axis
+    modes: int = 16      # first wave numbers of each axis, or all
     mlp_ratio: float = 1.0
 
     def __post_init__(self):

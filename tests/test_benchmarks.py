@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import train_operator
-from benchmarks import accuracy, baselines, chosen, pdebench, ratios, step, turns, watched
+from benchmarks import (
+    accuracy,
+    baselines,
+    chosen,
+    pdebench,
+    ratios,
+    speed,
+    step,
+    turns,
+    watched,
+)
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import UNet, UNetConfig
 from ups.config import UsageError, parse
@@ -169,6 +179,16 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     cell = {"kind": "fno", "flags": accuracy.flags_of(models[1], ["advection1d"])}
     changed = cell | {"flags": [*cell["flags"], "--lr", "1e-4"]}
     assert accuracy.settings(changed) != accuracy.settings(cell)
+
+    # error against cost: the errors are those of the last frame, the solver has none
+    speed.main(["--task", "advection1d", "--results", str(tmp_path), "--batches", "1", "64",
+                "--repeats", "1"])
+    rows = json.loads((tmp_path / "advection1d_speed.json").read_text())["rows"]
+    assert rows["solver"]["nrmse"] < 1e-5 < rows["solver, 1/4 of the points"]["nrmse"]
+    for r in results:
+        if r["tasks"] == ["advection1d"]:
+            last = r["scores"]["advection1d"]["by_lead"][-1]
+            assert rows[r["kind"]]["nrmse"] == pytest.approx(last, rel=1e-4)
 
     # two names of one configuration: a row for each, from one training
     twice = [models[0], f"{models[0]} --whiten 1"]  # 1-D tasks have it anyway

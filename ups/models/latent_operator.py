@@ -28,7 +28,7 @@ class OperatorConfig:
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     own: int = 2            # several tasks: every n-th block has an MLP for each; 0: all share one
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
-    modes: tuple[int, ...] = (8,)   # fourier: waves of an axis (of each task); 0 suits slow 1-D
+    modes: tuple[int, ...] = (8,)   # fourier: waves of an axis, at most all (of each task); 0: none
     kernel: tuple[int, ...] = (5,)  # fourier: tokens of a convolution (of each task); 3 suits 2-D
     heads: int = 4          # plain, pdet: attention heads at full resolution
     window: int = 8         # pdet: tokens of a window along each axis
