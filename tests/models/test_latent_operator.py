@@ -264,14 +264,14 @@ def test_wrong_configurations_are_refused():
         OperatorConfig(dim=36, heads=8)
     with pytest.raises(ValueError, match="depth 4 must be at least 5"):
         OperatorConfig(body="pdet", depth=4, levels=2)
-    with pytest.raises(ValueError, match="mlp_ratio must be at least 0.1, not nan"):
+    with pytest.raises(UsageError, match="mlp_ratio must be at least 0.1, not nan"):
         OperatorConfig(mlp_ratio=float("nan"))
-    with pytest.raises(ValueError, match="modes must be at least 0, not 8 -1"):
+    with pytest.raises(UsageError, match="modes must be at least 0, not -1"):
         OperatorConfig(modes=(8, -1))
     with pytest.raises(ValueError, match="kernel 5 4 must be odd"):
         OperatorConfig(kernel=(5, 4))
-    with pytest.raises(ValueError, match="kernel must be at least 1, not none"):
-        OperatorConfig(kernel=())
+    with pytest.raises(UsageError, match="kernel : give one number"):
+        OperatorConfig(kernel=()).of_tasks(2)
 
 
 @pytest.mark.parametrize("periodic", [True, False])
