@@ -199,8 +199,10 @@ def main(argv=None):
     try:
         cfg = parse(Config, argv, __doc__)
     except UsageError as error:
-        hint = ' Flags of a model go into its quotes: --models "unet --lr 1e-3".'
-        raise UsageError(f"{error}{hint * ('there is no field' in str(error))}") from None
+        if "there is no field" not in str(error):
+            raise
+        raise UsageError(f"{error} Flags of a model go into its quotes: --models "
+                         '"unet --lr 1e-3".') from None
     out, device = Path(cfg.out).resolve(), "CPU"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()

@@ -221,6 +221,9 @@ def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
     other_weights(run / "operator" / "model")
     with pytest.raises(UsageError, match="is of another operator"):
         evaluate.main(["--compare", str(run), str(base / "run")])
+    (run / "evaluation" / "metrics.json").write_text("[1, 2]")
+    with pytest.raises(UsageError, match="metrics.json is damaged"):
+        evaluate.main(["--compare", str(run), str(base / "run")])
 
 
 def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):

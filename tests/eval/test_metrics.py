@@ -131,6 +131,10 @@ def test_spectrum_error_of_a_damped_high_band():
     p[..., 12:] *= math.sqrt(0.5)  # half of the energy from k = 12 on
     missing, there = m.spectrum_error(m.spectrum(torch.fft.irfft(p)), m.spectrum(y), (64,))
     assert (missing.mean() / there.mean()).item() == pytest.approx(0.5)
+    # of 64 points the band begins at 12, of 32 at half of the 16 wavenumbers
+    waves = torch.zeros(1, 1, 1, 17)
+    waves[..., 7], waves[..., 8] = 1.0, 2.0
+    assert [m.spectrum_error(0 * waves, waves, (n,))[1].item() for n in (64, 32)] == [0.0, 2.0]
 
 
 def test_crps_against_the_double_loop():

@@ -45,10 +45,10 @@ def make(body, tasks=(LINE,), started=True, fine=0, **options):
     return model
 
 
-def batch(model, task=0, tokens=None, size=2, dtype=torch.float32):
+def batch(model, task=0, size=2, dtype=torch.float32):
     spec = model.tasks[task]
     generator = torch.Generator().manual_seed(1)
-    z = torch.zeros(size, math.prod(tokens or spec.tokens), model.width)
+    z = torch.zeros(size, math.prod(spec.tokens), model.width)
     z[..., :spec.width] = torch.randn(z[..., :spec.width].shape, generator=generator)
     cond = torch.randn(size, max(len(t.params) for t in model.tasks), generator=generator)
     return z.to(dtype), torch.linspace(0.01, 1, size, dtype=dtype), cond.to(dtype)
@@ -198,6 +198,14 @@ def test_walls_are_felt(body):
     z0, dt, cond = batch(model)
     shifted = model(z0.roll(8, 1), dt, cond).roll(-8, 1)
     assert (shifted - model(z0, dt, cond)).abs().max() > 1e-2
+
+
+@each_body
+def test_a_wrong_number_of_tokens_is_refused(body):
+    model = make(body, MIX)
+    z0, dt, cond = batch(model, 1)
+    with pytest.raises(ValueError, match="do not fill a token grid"):
+        model(z0[:, 1:], dt, cond, 1)
 
 
 @each_body

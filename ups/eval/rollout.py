@@ -59,9 +59,11 @@ def by_trajectory(accelerator, tables, chosen, size, spread=True, title=None):
         idle = start >= len(chosen)  # computes all the same: a forward of FSDP2 is a collective
         rows = slice(0, 1) if idle else slice(start, start + size)
         for name, table in tables(chosen[rows]).items():
-            kept = whole.setdefault(name, torch.zeros(len(chosen), *table.shape[1:]).double())
+            if name not in whole:
+                shape = len(chosen), *table.shape[1:]
+                whole[name] = torch.zeros(shape, dtype=torch.float64)
             if not idle:
-                kept[rows] = table.double().cpu()
+                whole[name][rows] = table.double().cpu()
     if world > 1:
         for name, table in whole.items():
             table = table.to(accelerator.device)

@@ -67,6 +67,6 @@ def begin_folder(folder, config):
 def read_json(path):
     """An object, empty where there is no file."""
     try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (TypeError, ValueError):
         raise UsageError(f"{path} is damaged; remove it, or give another --run.") from None
