@@ -15,6 +15,7 @@ import itertools
 import math
 
 import torch
+from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -32,6 +33,7 @@ from ups.models.grid_codec import (
 )
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.folder import read_json
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
@@ -90,6 +92,12 @@ def main(argv=None):
         if run.finished:
             return
         accelerator = run.accelerator
+        if read_json(run.folder / "model" / "config.json").get("kind") == "patch":
+            raise UsageError(f"{run.folder} holds the patch codec of this run's operator, which "
+                             "would be lost; give another --run.")
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise UsageError("a codec is too small for FSDP, and encodes and decodes outside of "
+                             "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
         latents = open_latents(accelerator, cfg, "train", folder=run.folder / "start",

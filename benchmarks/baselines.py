@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.fno import FNO, FNOConfig
-from benchmarks.turns import CHUNK, TIMED, now, seconds_at, step_times, steps_within, unroll_at
+from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within, unroll_at
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import UsageError, check, parse
@@ -26,6 +26,7 @@ from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
+from ups.train.policy import now
 from ups.train.step import Captured, eager
 
 
@@ -137,7 +138,6 @@ def conditions(fields, indices, device):
 
 @eager
 @torch.no_grad()
-@products("highest")  # cuDNN rounds convolutions unless told otherwise
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
     rolled, single = [], []

@@ -13,14 +13,13 @@ import math
 
 import torch
 
-from benchmarks.turns import now
 from ups.config import command
 from ups.eval.ensemble_scores import drawn, measure_ensemble, shaken, tuned_size
 from ups.eval.metrics import DEFINITIONS, ratio
 from ups.latents import open_tasks
 from ups.models.diffusion import heun
 from ups.stages import load_corrector, load_operator
-from ups.train.policy import make_accelerator
+from ups.train.policy import make_accelerator, now
 from ups.train.step import Captured
 
 CALLS = (2, 4, 8, 16, 32)

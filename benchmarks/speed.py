@@ -9,8 +9,9 @@ a large one (throughput); on CUDA every model is compiled and its whole roll-out
 the solver replays a graph of its step. The error is the nRMSE of the last frame over the test
 split. The solver is also run on every second and fourth grid point, for that is the cheap
 alternative that a surrogate must beat; its own error is against the stored solution, interpolated.
-FNO and U-Net come from the results of benchmarks.accuracy: of each the best by validation; so does
-the operator, unless --run names another, with its diffusion and consistency stages if it has them.
+The operator is the best by validation of the results of benchmarks.accuracy, unless --run names
+another, with its diffusion and consistency stages if it has them; so are FNO and U-Net, of those
+trained on the same data.
 """
 
 import contextlib
@@ -22,7 +23,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.baselines import conditions, load_baseline
-from benchmarks.turns import now
 from ups.config import UsageError, command, parse
 from ups.data.fields import open_fields
 from ups.data.solvers import SOLVERS
@@ -30,9 +30,10 @@ from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.metrics import NRMSE, nrmse
 from ups.models.any_point import interpolate
+from ups.models.precision import products
 from ups.simulator import CORRECTORS, Simulator
 from ups.stages import load_corrector
-from ups.train.policy import write_json
+from ups.train.policy import now, write_json
 from ups.train.step import Captured
 
 
@@ -53,17 +54,13 @@ class Config:
             raise UsageError("--batches, --members and --repeats are at least 1.")
 
 
-def stored(cfg):
-    """The best result of each model by validation: name -> (folder, result)."""
-    best = {}
-    for path in Path(cfg.results).glob(f"{cfg.task}_*/result.json"):
-        result = json.loads(path.read_text())
-        if len(result["tasks"]) > 1:
-            continue
-        name, score = result["kind"], min(point[1] for point in result["curve"])
-        if name not in best or score < best[name][0]:
-            best[name] = score, path.parent, result
-    return {name: (folder, result) for name, (_, folder, result) in best.items()}
+def stored(cfg, kind, data=None):
+    """The folder of the best result of a kind of model by validation, on these data; or None."""
+    found = [(path.parent, json.loads(path.read_text()))
+             for path in Path(cfg.results).glob(f"{cfg.task}_{kind}_*/result.json")]
+    scores = {folder: min(score for _, score in result["curve"]) for folder, result in found
+              if data is None or Path(result["folder"]) == Path(data).resolve()}
+    return min(scores, key=scores.get, default=None)
 
 
 # ---- each model as a function of (u0, cond) -> last frame
@@ -116,10 +113,10 @@ def by_operator(sim, task, steps, corrector=None, members=1):
                 z = model(z, dt, cond, index)
             return latents.decode(z)
         how = corrector.settings
-        noise = noises.setdefault(len(u), member_noise(
-            0, range(len(u)), members, 2, *z.shape[1:]).to(z))
-        (_, drawn), = corrected(model, corrector.model, z, steps, dt, cond, index, noise, how.calls,
-                                how.correct_every, [steps])
+        if len(u) not in noises:
+            noises[len(u)] = member_noise(0, range(len(u)), members, 2, *z.shape[1:]).to(z)
+        (_, drawn), = corrected(model, corrector.model, z, steps, dt, cond, index, noises[len(u)],
+                                how.calls, how.correct_every, [steps])
         return latents.decode(drawn).mean(1)
 
     noises = {}  # by batch size, made before a graph is captured
@@ -142,19 +139,23 @@ def timed(function, u, cond, graph, repeats):
     return last, min(seconds)
 
 
+@products("highest")  # as benchmarks.accuracy rolls out
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    found, device = stored(cfg), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device.type == "cuda"
-    if not cfg.run and "operator" not in found:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda, own = device.type == "cuda", stored(cfg, "operator")
+    if not cfg.run and own is None:
         raise UsageError(f"{cfg.results} has no operator for {cfg.task}; run `python -m "
                          f"benchmarks.accuracy --task {cfg.task}` first, or give --run.")
-    sim = Simulator.load(cfg.run or found["operator"][0] / "run", device)
+    sim = Simulator.load(cfg.run or own / "run", device)
     if cfg.task not in sim.tasks:
         raise UsageError(f"{sim.run} knows {', '.join(sim.tasks)}, not {cfg.task}.")
     settings = sim.operator.settings
     fields = open_fields(next(t for t in settings.tasks if t.split(":")[0] == cfg.task),
                          settings.data, settings.stride_x, settings.stride_t)
+    if len(fields.values) > 1:
+        raise UsageError(f"{sim.run} knows several {' and '.join(fields.spec.params)}, of which "
+                         "the solver would take one; give a run with files of one value.")
     chosen, steps = fields.split("test"), fields.spec.frames - 1
     truth = fields.read(chosen, slice(-1, None)).to(device)
     first, cond = fields.read(chosen, slice(1))[:, 0].to(device), conditions(fields, chosen, device)
@@ -163,8 +164,8 @@ def main(argv=None):
               for k in (1, 2, 4) if all(n % k == 0 and n // k >= 16 for n in fields.spec.grid)}
     parts = {}
     for name in ("fno", "unet"):
-        if name in found:
-            parts[name] = load_baseline(found[name][0], device)
+        if folder := stored(cfg, name, settings.data):
+            parts[name] = load_baseline(folder, device)
             models[name] = by_baseline(parts[name], steps)
     parts["operator"] = sim.operator.model
     models["operator"] = by_operator(sim, cfg.task, steps)
@@ -188,7 +189,8 @@ def main(argv=None):
                                                 cfg.repeats)
         used = min(len(chosen), max(cfg.batches))
         row["nrmse"] = nrmse(last[:used, None], truth[:used]).mean().item()
-    where = torch.cuda.get_device_name() if cuda else "CPU, one thread"
+    threads = torch.get_num_threads()
+    where = torch.cuda.get_device_name() if cuda else f"CPU, {threads} thread{'s'[: threads - 1]}"
     title = f"{cfg.task}, {steps} steps to the last frame, {where}, {time.strftime('%Y-%m-%d')}"
     report(cfg, title, rows, used)
 
@@ -203,6 +205,7 @@ def report(cfg, title, rows, used):
         print(f"{name:{width}} {one:12.2e} {many:13.2e} {large / many:12,.0f} {row['nrmse']:9.2e}")
     print(NRMSE + ".")
     out = Path(cfg.results)
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / f"{cfg.task}_speed.json", {"title": title, "rows": rows})
     try:
         draw(out / f"{cfg.task}_speed.png", title, rows, small, large)

@@ -22,7 +22,6 @@ import torch
 from accelerate.state import AcceleratorState
 
 import train_operator as script
-from benchmarks.turns import now
 from benchmarks.watched import swapped
 from ups.config import flat
 from ups.data.make import make
@@ -30,6 +29,7 @@ from ups.eval.rollout import predict
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
 from ups.stages import load_operator
+from ups.train.policy import now
 from ups.train.run import Run
 from ups.train.step import Backward
 

@@ -9,10 +9,9 @@ cost a model a step.
 import contextlib
 import fcntl
 import math
-import time
 from pathlib import Path
 
-import torch
+from ups.train.policy import now
 
 CHUNK = 20    # steps that are timed in one go
 TIMED = 19    # times that this is done, so that each unroll up to 6 comes; the least counts
@@ -56,12 +55,6 @@ class Turns:
             now()
             with self.outside():
                 pass
-
-
-def now():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def step_times(marks):

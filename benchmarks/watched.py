@@ -8,9 +8,10 @@ from accelerate.state import AcceleratorState
 
 import train_operator as script
 from benchmarks.baselines import MOMENTS, VAL, WARMUP
-from benchmarks.turns import CHUNK, TIMED, now, seconds_at, step_times, steps_within
+from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within
 from ups.config import each, parse
 from ups.eval.rollout import measure
+from ups.train.policy import now
 from ups.train.step import Backward
 
 GIVEN = {  # fields of train_operator.Config that the benchmark sets
@@ -67,7 +68,6 @@ def train_operator(cell, folder, turns):
     class Paused(Watched):
         def watch(self, batch):
             turns.step()
-            self.run.taken = batch["step"] + 1
 
     def probe_end(*args):
         marks.append((few, None, now()))
@@ -77,7 +77,7 @@ def train_operator(cell, folder, turns):
     class Run(script.Run):
         def log(self, scores):
             if "val/nrmse_rollout" in scores:
-                curve.append((seconds_at(self.taken, steps, times), scores["val/nrmse_rollout"]))
+                curve.append((seconds_at(self.step, steps, times), scores["val/nrmse_rollout"]))
             super().log(scores)
 
     def finish(run, model, tasks):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -190,6 +191,16 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
             last = r["scores"]["advection1d"]["by_lead"][-1]
             assert rows[r["kind"]]["nrmse"] == pytest.approx(last, rel=1e-4)
 
+    other = tmp_path / "advection1d_fno_other"  # better, but trained on other data
+    other.mkdir()
+    fno, = (r for r in results if r["kind"] == "fno")
+    (other / "result.json").write_text(json.dumps(
+        fno | {"folder": str(other), "curve": [[0.3, 0.0]]}))
+    cfg = speed.Config(task="advection1d", results=str(tmp_path))
+    assert speed.stored(cfg, "fno") == other != speed.stored(cfg, "fno", fno["folder"])
+    assert speed.stored(cfg, "fno", tmp_path) is None
+    shutil.rmtree(other)
+
     # two names of one configuration: a row for each, from one training
     twice = [models[0], f"{models[0]} --whiten 1"]  # 1-D tasks have it anyway
     capfd.readouterr()
@@ -279,6 +290,7 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),
+    (["--models", "operator --unroll 7"], "--unroll 7: at most 6 here"),
     (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test"),
     (["--preset", "tiny"], "--preset tiny: burgers1d has small, medium, pdebench"),
     (["--task", "ns2d", "--preset", "pdebench"], "--preset pdebench: ns2d has small, medium"),

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from launching import ROOT, launch
 
 import train_codec
@@ -64,6 +66,22 @@ def test_two_processes_give_the_same_curve(tmp_path, data):
         curves.append([x["train/loss"] for x in map(json.loads, lines) if "train/loss" in x])
     assert len(curves[0]) == len(curves[1]) == 10
     assert max(abs(a - b) for a, b in zip(*curves, strict=True)) < 1e-5
+
+
+def test_the_codec_of_an_operator_is_not_overwritten(tmp_path, data):
+    config = tmp_path / "run" / "codec" / "burgers1d" / "model" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"kind": "patch"}')
+    with pytest.raises(UsageError, match="holds the patch codec of this run's operator"):
+        train_codec.main(flags(tmp_path, data))
+    assert config.exists()
+
+
+def test_fsdp_is_refused_in_one_sentence(tmp_path, data, monkeypatch):
+    sharded = property(lambda accelerator: DistributedType.FSDP)
+    monkeypatch.setattr(Accelerator, "distributed_type", sharded)
+    with pytest.raises(UsageError, match="use accelerate_configs/2gpu.yaml"):
+        train_codec.main(flags(tmp_path, data))
 
 
 @pytest.mark.parametrize("more, words", [

@@ -7,7 +7,7 @@
         config.json         fields of every task, fingerprint of every stage
         codec/TASK/model/   model.safetensors and config.json, as in the run
         operator/           model/, config.json, exit.json, test.json, pictures; so each stage
-        evaluation/         what evaluate.py wrote, where the run has it
+        evaluation/         tables of evaluate.py (*.csv), where the run has them
 
 This is the layout of a run without its checkpoints, so that `Simulator.load` reads both.
 """

@@ -18,9 +18,6 @@ from ups.train.checkpoint import load_model
 from ups.train.folder import read_json
 from ups.train.systems import RunConfig
 
-SCRIPTS = {"operator": "train_operator.py", "diffusion": "train_diffusion.py",
-           "consistency": "train_consistency.py", "steady": "train_steady.py"}
-
 
 @dataclasses.dataclass
 class Loaded:
@@ -66,7 +63,7 @@ def load_stage(run, stage, build):
     """The frozen model of a finished stage; build(config, tasks) makes it without its weights."""
     folder = Path(run) / stage
     end = read_json(folder / "exit.json")
-    command = f"`accelerate launch {SCRIPTS[stage]} --run {run}`"
+    command = f"`accelerate launch train_{stage}.py --run {run}`"
     if stage == "operator" and not folder.is_dir() and (Path(run) / "steady").is_dir():
         raise UsageError(f"{run} holds a steady prior alone, and this needs an operator; "
                          f"`accelerate launch evaluate.py --run {run}` reports what it holds.")

@@ -6,11 +6,12 @@ import types
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from ups.data.fields import Spec
 from ups.eval.metrics import drift, nrmse
 from ups.eval.report import summary, table
-from ups.eval.rollout import measure, rollout
+from ups.eval.rollout import by_trajectory, measure, rollout
 
 
 def test_nrmse_is_the_mean_of_relative_errors_and_skips_zero_channels():
@@ -75,6 +76,31 @@ def test_measure_gives_the_errors_that_the_model_must_have(task):
                             abs_tol=1e-5)
         assert math.isclose(tables["persistence"][3, lead - 1], 2**lead - 1, rel_tol=1e-5)
         assert math.isclose(tables["codec"][3, lead - 1], 0.1, abs_tol=1e-5)
+
+
+@pytest.mark.parametrize("kind, rows", [("FSDP", [[2, 2], [2, 2], [1, 1]]),
+                                        ("MULTI_GPU", [[2, 2], [2, 2], [1, 1]]),
+                                        ("FSDP odd", [[3, 3], [3, 3]]),
+                                        ("MULTI_GPU odd", [[3, 3], [3, 2]])])
+def test_ranks_compute_equally_many_rows_where_a_forward_is_a_collective(kind, rows):
+    name, *odd = kind.split()
+    size, count = (3, 11) if odd else (2, 9)
+    asked, whole = [], []
+    for rank in range(2):
+        accelerator = types.SimpleNamespace(
+            num_processes=2, process_index=rank, distributed_type=DistributedType[name],
+            device="cpu", reduce=lambda table, reduction: table)
+        calls = []
+
+        def tables(chosen, calls=calls):
+            calls.append(len(chosen))
+            return {"double": 2.0 * chosen[:, None]}
+
+        chosen = torch.arange(100, 100 + count)
+        whole.append(by_trajectory(accelerator, tables, chosen, size, spread=False)["double"])
+        asked.append(calls)
+    assert list(map(list, zip(*asked, strict=True))) == rows
+    assert torch.equal(sum(whole)[:, 0], 2.0 * chosen.double())
 
 
 def test_the_table_shows_the_leads_that_there_are(task):

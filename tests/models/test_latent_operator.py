@@ -265,6 +265,14 @@ def test_autocast_compile_and_state_dict(body):
     torch.testing.assert_close(compiled, z1)
 
 
+@pytest.mark.parametrize("depth, levels", [(3, 1), (5, 1), (6, 1), (8, 1), (7, 2), (9, 2)])
+def test_a_u_of_windows_has_as_many_blocks_as_it_says(depth, levels):
+    config = OperatorConfig(body="pdet", dim=16, depth=depth, levels=levels, window=4)
+    spec = TaskSpec("toy", (1, 1, 16), 2, True)
+    counts = [len(blocks) for blocks in LatentOperator(config, [spec]).body.stages]
+    assert sum(counts) == depth and max(counts) == counts[levels] and min(counts) >= 1
+
+
 def test_wrong_configurations_are_refused():
     with pytest.raises(ValueError, match="not one of"):
         OperatorConfig(body="unet")

@@ -15,6 +15,7 @@ from ups.train.checkpoint import (
     export_model,
     fingerprint,
     load_model,
+    read_checkpoint,
     restore_state,
     write_checkpoint,
 )
@@ -112,6 +113,31 @@ def test_pruning_keeps_the_newest_and_a_partial_one_is_no_checkpoint(tmp_path):
     assert [folder.name for folder in checkpoints(tmp_path)] == ["step_10", "step_3"]
 
 
+def test_pruning_keeps_what_was_just_written_beside_a_damaged_later_one(tmp_path):
+    for step in (9, 5, 6):  # 9 is damaged, so a run went on from before it
+        write_checkpoint(tmp_path, step, {"a": torch.ones(1)}, {"step": step}, keep=1)
+        if step == 9:
+            flip(tmp_path / "step_9" / "state.safetensors")
+    assert [folder.name for folder in checkpoints(tmp_path)] == ["step_9", "step_6"]
+    assert damage(tmp_path / "step_6") is None
+
+
+@pytest.mark.parametrize("given, then", [(6, 3), (12, 6)])
+def test_a_micro_batch_that_fitted_is_kept_unless_another_is_asked_for(tmp_path, given, then):
+    argv = ["--run", str(tmp_path), "--steps", "6", "--variants", "6"]
+    toy.main(argv)
+    stage = tmp_path / "micro6" / "toy"
+    shutil.rmtree(stage / "checkpoints" / "step_6")
+    (stage / "exit.json").unlink()
+    tensors, state = read_checkpoint(stage / "checkpoints" / "step_3")
+    state |= {"micro_batch": 3, "oom_splits": 1}  # memory had run out, with so many rows:
+    state["config"]["micro_batch"] = given
+    write_checkpoint(stage / "checkpoints", 3, tensors, state, keep=3)
+    toy.main(argv)
+    _, state = read_checkpoint(stage / "checkpoints" / "step_6")
+    assert state["micro_batch"] == then and state["oom_splits"] == 1
+
+
 def test_an_exported_model_knows_its_fingerprint(tmp_path):
     tensors = {"w": torch.randn(3, 2), "s": torch.tensor(1.5)}
     mark = export_model(tmp_path / "model", tensors, {"dim": 3})
@@ -123,6 +149,10 @@ def test_an_exported_model_knows_its_fingerprint(tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps({"dim": 4, "fingerprint": mark}))
     with pytest.raises(UsageError, match="do not belong together"):
         load_model(tmp_path / "model")
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "model" / name).unlink()
+        with pytest.raises(UsageError, match=f"no trained model here .{name} is missing"):
+            load_model(tmp_path / "model")
     with pytest.raises(UsageError, match="config.json is missing"):
         load_model(tmp_path / "absent")
 

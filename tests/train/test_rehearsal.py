@@ -138,6 +138,7 @@ def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys)
     lines = capsys.readouterr().err.strip().splitlines()
     assert "error: burgers1d: NaN or Inf in the" in lines[-1] and "validate FILE" in lines[-1]
     assert content(tmp_path) == before and not (tmp_path / "run").exists()
+    assert dry_run(*flags(tmp_path, tmp_path / "none"), "--tasks", "diffsorp1d") == 2
 
 
 def test_out_of_memory_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys, monkeypatch):

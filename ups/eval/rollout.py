@@ -9,6 +9,7 @@ not depend on the number of processes. All ranks call everything here the same n
 import math
 
 import torch
+from accelerate.utils import DistributedType
 from tqdm import tqdm
 
 from ups.eval.metrics import drift, nrmse
@@ -49,21 +50,23 @@ def by_trajectory(accelerator, tables, chosen, size, spread=True, title=None):
     """`tables(some of chosen)`, a dictionary of (B, ..), for all of them: (n, ..), on every rank.
 
     At most `size` trajectories at a time, shared by the ranks, which all call equally often; fewer
-    where that keeps all busy (`spread`: rows may then differ by rounding). `title`: of a bar.
+    where that keeps all busy (`spread`: rows may then differ by rounding). A forward of FSDP2 is a
+    collective, so there all have equally many rows too. `title`: of a bar.
     """
     whole, world = {}, accelerator.num_processes
+    sharded = accelerator.distributed_type == DistributedType.FSDP
     size = max(1, min(64, size, -(-len(chosen) // world) if spread else size))
     for first in tqdm(range(0, len(chosen), size * world), title, unit="chunk",
                       disable=title is None or not accelerator.is_main_process):
         start = first + size * accelerator.process_index
-        idle = start >= len(chosen)  # computes all the same: a forward of FSDP2 is a collective
-        rows = slice(0, 1) if idle else slice(start, start + size)
-        for name, table in tables(chosen[rows]).items():
+        own = chosen[start : start + size]  # of the last ranks fewer, or none
+        wanted = min(size, len(chosen) - first) if sharded else 1
+        more = chosen[:1].expand(max(0, wanted - len(own)))
+        for name, table in tables(torch.cat([own, more])).items():
             if name not in whole:
                 shape = len(chosen), *table.shape[1:]
                 whole[name] = torch.zeros(shape, dtype=torch.float64)
-            if not idle:
-                whole[name][rows] = table.double().cpu()
+            whole[name][start : start + size] = table[: len(own)].double().cpu()
     if world > 1:
         for name, table in whole.items():
             table = table.to(accelerator.device)

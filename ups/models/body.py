@@ -56,8 +56,8 @@ class TokenBody(nn.Module):
         levels = config.levels if config.body == "pdet" else 0
         stages = 2 * levels + 1
         self.levels = [min(s, stages - 1 - s) for s in range(stages)]
-        counts = [config.depth // stages + (abs(s - levels) < config.depth % stages)
-                  for s in range(stages)]
+        inner = sorted(range(stages), key=lambda s: abs(s - levels))[: config.depth % stages]
+        counts = [config.depth // stages + (s in inner) for s in range(stages)]
         index = itertools.count()
         self.stages = nn.ModuleList(
             nn.ModuleList(self._block(dim << level, next(index)) for _ in range(count))

@@ -103,7 +103,8 @@ def write_checkpoint(folder, step, tensors, state, keep):
         shutil.rmtree(final)
     partial.rename(final)
     flush(folder)
-    for old in checkpoints(folder)[keep:]:
+    done = [one for one in checkpoints(folder) if step_of(one) <= step]  # later ones are damaged
+    for old in done[keep:]:
         shutil.rmtree(old)
 
 
@@ -160,8 +161,9 @@ def load_model(folder):
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
+    except FileNotFoundError:
+        names = ("config.json", "model.safetensors")
+        missing = next((name for name in names if not (folder / name).exists()), "a file")
         raise UsageError(f"{folder}: no trained model here ({missing} is missing).") from None
     except (ValueError, SafetensorError) as error:
         raise UsageError(f"{folder}: not readable ({error}); train that stage again.") from None

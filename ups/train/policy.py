@@ -96,6 +96,7 @@ def make_accelerator(debug=False):
         # started by accelerate or torchrun: do not outlive it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
+    torch.backends.cudnn.allow_tf32 = False  # exact, but for the steps that choose otherwise
     accelerator = MixedAccelerator(
         cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),

@@ -185,7 +185,8 @@ def end(run, error):
         print(f"error: {text}" if text else "all is well.", file=sys.stderr)
     if isinstance(error, Rehearsed):
         run.accelerator.end_training()
-    sys.exit({UsageError: 2, Stopped: 143}.get(type(error), 1 if text else 0))
+    usage, stopped = isinstance(error, UsageError), isinstance(error, Stopped)
+    sys.exit(2 if usage else 143 if stopped else int(bool(text)))
 
 
 @contextlib.contextmanager

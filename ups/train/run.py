@@ -52,7 +52,7 @@ class Run:
         self.step = 0                # optimizer steps taken
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
-        self.started = self.finished = False
+        self.started = False
         self.last_saved = self.lock = self.wandb = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator(cfg.debug)
@@ -113,7 +113,9 @@ class Run:
         scheduler.load_state_dict(state["scheduler"])
         ema.updates.fill_(state["ema_updates"])
         ema.best_score = math.inf if state["best_score"] is None else state["best_score"]
-        backward.micro_batch = backward.micro_batch or state["micro_batch"]
+        known, given = state["micro_batch"], state["config"]["micro_batch"]
+        if known and given == self.cfg.micro_batch:  # a larger one ran out of memory
+            backward.micro_batch = min(backward.micro_batch or known, known)
         backward.splits += state["oom_splits"]
         self.step = sampler.start = state["step"]
         self.last_saved = self.step
@@ -279,7 +281,7 @@ class Run:
             if isinstance(error, UsageError) and not self.accelerator.is_main_process:
                 print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
             self._end(status, reason, code=1)
-        elif isinstance(error, UsageError) and not self.started:
+        elif isinstance(error, UsageError):
             if self.accelerator.is_main_process:
                 leave_folder(self.folder)
         elif self.wandb:

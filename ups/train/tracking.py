@@ -86,7 +86,7 @@ class WandB:
 
 
 def fault_of(call, patience):
-    """What went wrong in a call, made in a thread of its own; None after `patience` seconds."""
+    """What went wrong in a call, made in a thread of its own, or that it takes too long."""
     faults = []
 
     def work():
