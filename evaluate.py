@@ -24,6 +24,7 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
+from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.compare import compare
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
@@ -83,6 +84,8 @@ def find_stages(run):
 
 def open_data(accelerator, cfg, operator):
     """The tasks of the operator, their fields beginning where the protocol begins."""
+    for task in operator.settings.tasks if cfg.data else ():
+        open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
     places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
     tasks = open_tasks(accelerator, inherit(places, operator))
     for task in tasks:

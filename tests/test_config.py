@@ -129,13 +129,14 @@ def test_help_shows_every_field_with_its_comment_and_default(capsys):
         assert words in text
 
 
-def test_a_command_exits_with_2_and_no_traceback(tmp_path):
+@pytest.mark.parametrize("kind, code", [("UsageError", 2), ("FloatingPointError", 1)])
+def test_a_command_exits_with_a_sentence_and_no_traceback(tmp_path, kind, code):
     script = tmp_path / "s.py"
     script.write_text("from ups.config import *\n"
-                      "def main(): raise UsageError('do this instead.')\ncommand(main)\n")
+                      f"def main(): raise {kind}('do this instead.')\ncommand(main)\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True,
                           env={"PYTHONPATH": ".", "PATH": ""})
-    assert (done.returncode, done.stderr) == (2, "error: do this instead.\n")
+    assert (done.returncode, done.stderr) == (code, "error: do this instead.\n")
 
 
 def test_scripts_load_no_compiler_before_they_need_it():

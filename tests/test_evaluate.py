@@ -174,6 +174,8 @@ def other_weights(folder):
     ("stopped", [], "is not finished .*stopped"),
     ("short", ["--protocol", "pdebench"], "gives 13 frames, and .* has 13 at --stride_t 1; use"),
     ("no codec", [], "codec .* is missing"),
+    ("no config", [], "operator has no config.json; put it back"),
+    ("other data", ["--data", "{run}/nothing"], "no burgers1d file in .*nothing"),
     ("other codec", [], "trained with another codec of burgers1d"),
     ("other operator", [], "trained for another operator"),
     ("protocol", ["--protocol", "well"], "--protocol well: it is initial or pdebench"),
@@ -190,13 +192,16 @@ def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, word
         monkeypatch.setattr("ups.eval.protocol.GIVEN", 13)
     elif how == "no codec":
         shutil.rmtree(run / "codec" / "burgers1d")
-    elif how.startswith("other"):
+    elif how == "no config":
+        (run / "operator" / "config.json").unlink()
+    elif how in ("other codec", "other operator"):
         part = "codec/burgers1d" if how == "other codec" else "operator"
         other_weights(run / part / "model")
     with pytest.raises(UsageError, match=words) as caught:
         evaluate.main(["--run", str(run), *(flag.format(run=run) for flag in flags)])
     assert "\n" not in str(caught.value)
     assert not (run / "evaluation").exists() and not (run / "evaluation_pdebench").exists()
+    assert not (run / "nothing").exists()
 
 
 def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):

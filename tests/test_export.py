@@ -58,7 +58,8 @@ def test_the_card_has_the_front_matter_of_the_hub_and_the_measured_numbers(run, 
     for result in test.values():
         row = [*result["nrmse"]["operator"], result["nrmse_rollout"]["operator"]]
         assert "| operator | " + " | ".join(f"{v:.3g}" for v in row) + " |\n" in text
-    assert "first frame is not counted" in text and "(batch, 1, 32)" in text
+    assert "given frames are not counted" in text and "(batch, 1, 32)" in text
+    assert 'sim.rollout(u0, 40, task="burgers1d")' in text
     assert str(tmp_path) not in text
 
 

@@ -64,7 +64,7 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
     stage = tmp_path / "run" / "operator"
     test = json.loads((stage / "test.json").read_text())
     result = test["tasks"]["burgers1d"]
-    assert "first frame is not counted" in test["definition"]
+    assert "given frames are not counted" in test["definition"]
     assert result["trajectories"] == 4 and 0 < result["nrmse_rollout"]["codec"] <= 1e-3
     assert result["nrmse_rollout"]["operator"] < result["nrmse_rollout"]["persistence"]
     assert (stage / "rollout.png").stat().st_size > 20_000

@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import queue
 import shutil
@@ -70,7 +71,11 @@ def plan(args, extra):
     """All cells, each with a configuration that the script accepts."""
     if wrong := [item for item in args.grid if not all(item.partition("="))]:
         raise UsageError(f"--grid {wrong[0]}: it is KEY=VALUE,VALUE, such as lr=1e-3,3e-4.")
+    if args.seeds < 1 or not 0 <= args.seconds < math.inf:
+        raise UsageError("--seeds is at least 1, and --seconds at least 0.")
     config, grid = config_of(args.script), dict(item.partition("=")[::2] for item in args.grid)
+    if len(grid) < len(args.grid):
+        raise UsageError("--grid names a key twice; list its values, as in lr=1e-3,3e-4.")
     taken = {"run": "--out", "seed": "--seeds"} | ({"steps": "--seconds"} if args.seconds else {})
     for key in [*grid, *(flag.removeprefix("--").split("=")[0] for flag in extra)]:
         if key in taken:

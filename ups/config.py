@@ -36,6 +36,10 @@ def command(main):
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except FloatingPointError as error:  # a loss that is no number, on every rank
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on.", file=sys.stderr)
         sys.exit(130)

@@ -12,6 +12,7 @@
 This is the layout of a run without its checkpoints, so that `Simulator.load` reads both.
 """
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -72,12 +73,13 @@ def card(sim, name, marks, license=None):
         "pde", "surrogate", "neural-operator", *sim.tasks], model_name=name)
     spec = next(iter(sim.tasks.values())).fields.spec
     shape = ", ".join(map(str, (len(spec.channels), *spec.grid)))
+    which = f', task="{spec.task}"' if len(sim.tasks) > 1 else ""
     lines = ["---", front.to_yaml(), "---", f"# {name}", "",
              "A latent simulator for partial differential equations, trained with UPS.", "",
              "```python", "from ups import Simulator", "",
              f'sim = Simulator.load("{name}")  # this folder',
-             f"u = sim.rollout(u0, 40)  # u0 (batch, {shape}) -> (batch, 40, {shape})", "```", "",
-             "```", str(sim).replace(f" of {sim.run} on {sim.device}", ""), "```", "",
+             f"u = sim.rollout(u0, 40{which})  # u0 (batch, {shape}) -> (batch, 40, {shape})",
+             "```", "", "```", str(sim).replace(f" of {sim.run} on {sim.device}", ""), "```", "",
              "## Measured on the test split", ""]
     for task, rows in tables.items():
         lines += _table(f"{task}: nRMSE", rows)
@@ -129,7 +131,7 @@ def main(argv=None):
     marks = export(args.run, args.out, args.license)
     size = sum(path.stat().st_size for path in Path(args.out).rglob("*.*"))
     print(f"{args.out}: {', '.join(marks)}; {size / 2**20:.1f} MiB. Upload it with\n"
-          f"  hf upload USER/{Path(args.out).name} {args.out}")
+          f"  hf upload {shlex.join([f'USER/{Path(args.out).name}', args.out])}")
 
 
 if __name__ == "__main__":

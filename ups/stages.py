@@ -5,6 +5,7 @@ exported folder has the layout of a run, `exit.json` and `config.json` of its st
 """
 
 import dataclasses
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,7 +64,7 @@ def load_stage(run, stage, build):
     """The frozen model of a finished stage; build(config, tasks) makes it without its weights."""
     folder = Path(run) / stage
     end = read_json(folder / "exit.json")
-    command = f"`accelerate launch train_{stage}.py --run {run}`"
+    command = f"`accelerate launch train_{stage}.py --run {shlex.quote(str(run))}`"
     if stage == "operator" and not folder.is_dir() and (Path(run) / "steady").is_dir():
         raise UsageError(f"{run} holds a steady prior alone, and this needs an operator; "
                          f"`accelerate launch evaluate.py --run {run}` reports what it holds.")
@@ -82,6 +83,8 @@ def load_stage(run, stage, build):
         raise UsageError(f"{folder} was written by another version of the model; train it anew "
                          "in another --run, or use the code that wrote it.") from None
     settings = SimpleNamespace(**read_json(folder / "config.json"))
+    if not vars(settings):
+        raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
     mark = config["fingerprint"]
     return Loaded(model.eval().requires_grad_(False), config, settings, mark)
 

@@ -149,6 +149,12 @@ print(json.dumps([fields.reads, verify(cache.folder), list(batch["z"].shape)]))
 """
 
 
+def test_a_file_in_the_place_of_the_cache_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="the cache .*file cannot be written .*another --cache"):
+        try_lock(tmp_path / "file" / "key.lock")
+
+
 def test_a_read_only_cache_works():
     with tempfile.TemporaryDirectory() as name:  # all may enter it, unlike pytest's folder
         root = Path(name)

@@ -7,6 +7,7 @@ import pytest
 
 from ups.config import UsageError
 from ups.data.__main__ import main
+from ups.data.make import make
 from ups.data.validate import validate
 
 
@@ -89,6 +90,31 @@ def test_validate_goes_on_after_a_file_that_cannot_be_opened(tmp_path, capsys):
     assert lines[0].startswith(f"{bad}: not a readable HDF5 file")
     assert lines[1:] == [f"{good}: sample 2 holds NaN or Inf, first at frame 1."]
     refused(["validate", good, tmp_path / "none.h5"], "none.h5: there is no such file")
+
+
+def test_space_must_be_evenly_spaced_and_described(tmp_path, capsys):
+    path = tmp_path / "my file.hdf5"
+    by_hand.build("burgers1d", path)
+    assert validate([path]) == [] and main(["inspect", str(path)]) == 0
+    assert f"--data '{path}' --run" in capsys.readouterr().out
+    with h5py.File(path) as f:
+        x = f["x-coordinate"][:]
+    for wrong, words in ((x**2, "is not evenly spaced: interpolate the fields first"),
+                         (x[:-2], f"has {len(x) - 2} coordinates for {len(x)} points")):
+        with h5py.File(path, "r+") as f:
+            del f["x-coordinate"]
+            f["x-coordinate"] = wrong
+        assert validate([path]) == [f"{path}: axis x {words}."]
+        assert main(["inspect", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert words in shown and "spacing" not in shown
+
+
+def test_a_file_that_is_too_short_to_train_on_says_so(tmp_path, capsys):
+    make("diffreact2d", out=tmp_path, samples=4, grid=16, frames=5, t_end=0.5)
+    main(["inspect", str(next(tmp_path.glob("*.h5")))])
+    shown = capsys.readouterr().out
+    assert "Too short to train on: that needs 12 frames." in shown and "Train on" not in shown
 
 
 def test_validate_finds_ragged_files(tmp_path):

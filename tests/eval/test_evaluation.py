@@ -118,7 +118,7 @@ def test_the_protocol_begins_at_the_tenth_frame(tmp_path):
     given = begin(fields, "pdebench")
     assert list(given.frames) == [18, 20, 22] and begin(fields, "initial") is fields
     assert torch.equal(given.read([0]), fields.read([0])[:, 9:])
-    assert "the 2 frames after them count" in in_words(given.spec, "pdebench")
+    assert "scored on the 2 steps after them" in in_words(given.spec, "pdebench")
     assert "published: 256 points an axis and 41 frames" in in_words(given.spec, "pdebench")
     make("darcy2d", out=tmp_path, samples=20, grid=16)
     steady = in_words(open_fields("darcy2d", tmp_path).spec, "pdebench")

@@ -85,6 +85,13 @@ def test_a_changed_configuration_is_refused_by_name(finished):
     assert config.read_bytes() == before
 
 
+def test_a_folder_without_its_configuration_is_refused(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "micro0" / "toy" / "config.json").unlink()
+    with pytest.raises(UsageError, match="toy has no config.json, so nobody knows"):
+        toy.main(["--run", str(tmp_path), "--keep", "3"])
+
+
 def test_systems_choices_may_change_and_a_finished_run_says_so(finished, capsys):
     toy.main(["--run", str(finished), "--log_every", "2"])
     assert "is finished (step 8)" in capsys.readouterr().out
@@ -165,6 +172,9 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
         file.write('{"step": 5, "lo')
     metrics.cut(2)
     assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]
+    metrics.path.write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
+    with pytest.raises(UsageError, match="metrics.jsonl: line 2 is damaged; remove it"):
+        metrics.cut(2)
 
 
 def test_weights_of_another_version_are_refused_in_one_sentence():

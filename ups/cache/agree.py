@@ -51,8 +51,12 @@ def take_lock(accelerator, path):
 
 def try_lock(path):
     """Lock a file until it is closed or its process ends; None where another one holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a")
+    except OSError as error:
+        raise UsageError(f"the cache {path.parent} cannot be written ({error.strerror}); give "
+                         "another --cache.") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file

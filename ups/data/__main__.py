@@ -6,6 +6,7 @@
 """
 
 import argparse
+import shlex
 
 from ups.config import Parser, UsageError, command
 
@@ -78,7 +79,7 @@ def main(argv=None):
         from ups.data.make import make
 
         for path in make(**args):
-            print(f"{path}: see python -m ups.data inspect {path}")
+            print(f"{path}: see python -m ups.data inspect {shlex.quote(str(path))}")
     elif name == "inspect":
         from ups.data.describe import describe, plot
 

@@ -1,12 +1,13 @@
 """`inspect`: one file in words, measured on at most 64 trajectories, and a picture of a few."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, Fields
-from ups.data.pdebench import SEAM, open_file, pieces, seam
+from ups.data.pdebench import SEAM, open_file, pieces, seam, uneven
 from ups.data.tasks import TASKS
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
@@ -30,19 +31,24 @@ def describe(path):
         note = f"; training starts at frame {task.first_frame}" if task.first_frame else ""
         lines += [("time", f"{file.frames} frames, t = {start:g} to {stop:g}, dt = "
                            f"{(stop - start) / max(1, file.frames - 1):g}{note}")]
+    wrong = uneven(file)
     for axis, (lo, hi), n in zip(task.axes, file.domain, file.grid, strict=True):
-        lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), spacing {(hi - lo) / n:g}")]
+        text = wrong.get(axis, f"spacing {(hi - lo) / n:g}")
+        lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), {text}")]
     lines += [("boundary", _boundary(file, task, rows))]
     for name, text in zip(file.channels, _ranges(file, rows), strict=True):
         lines += [(f"channel {name}", text)]
 
     size = file.path.stat().st_size / 1e6
     script = "train_steady.py" if steady else "train_operator.py"
+    train = (f"Train on it: python {script} --tasks {file.task} "
+             f"--data {shlex.quote(str(file.path))} --run runs/{file.task}")
+    if not steady and file.frames < task.first_frame + 2:
+        train = f"Too short to train on: that needs {task.first_frame + 2} frames."
     width = max(16, *(len(name) + 2 for name, _ in lines))
     return "\n".join([f"{file.path}: {file.task}, {size:,.1f} MB"]
                      + [f"  {name:{width}s}{text}" for name, text in lines]
-                     + [f"Train on it: python {script} --tasks {file.task} "
-                        f"--data {file.path} --run runs/{file.task}"])
+                     + [train])
 
 
 def _count(n):

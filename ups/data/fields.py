@@ -54,8 +54,9 @@ class Fields:
             raise UsageError(f"--stride_x {stride_x} does not divide the {wrong[0]} points of "
                              f"{file.path}; {_divisors(wrong[0])} do.")
         if len(self.frames) < 2:
-            raise UsageError(f"{file.path}: {file.frames} frames, from {first} on every {stride_t}"
-                             "th, leave fewer than two; a trajectory needs two.")
+            raise UsageError(f"{file.path}: of {file.frames} frames the first {first} are left "
+                             f"out and every {stride_t}th of the others is taken, so fewer than "
+                             "two are left; use longer data, or a smaller --stride_t.")
         for other in files[1:]:
             for what in ("grid", "frames", "channels", "boundary", "domain"):
                 _agree(file, other, what, getattr(file, what), getattr(other, what))

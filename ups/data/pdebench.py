@@ -139,6 +139,19 @@ def open_file(path):
     return file
 
 
+def uneven(file):
+    """What is wrong with the coordinates of the space axes: {axis: phrase}."""
+    found = {}
+    with _opened(file.path) as f:
+        for axis, n in zip(TASKS[file.task].axes, file.grid, strict=True):
+            x = _coordinate(f, file.groups, axis)
+            if x is not None and len(x) not in (n, n + 1):
+                found[axis] = f"has {len(x)} coordinates for {n} points"
+            elif x is not None and not np.allclose(np.diff(x), np.diff(x).mean(), rtol=0.01):
+                found[axis] = "is not evenly spaced: interpolate the fields first"
+    return found
+
+
 SEAM = 3.0  # a jump across the seam above three times the jumps inside is no periodic field
 
 

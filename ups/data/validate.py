@@ -8,7 +8,7 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, Fields
-from ups.data.pdebench import open_file, pieces
+from ups.data.pdebench import open_file, pieces, uneven
 from ups.data.tasks import TASKS
 
 SHOWN = 10  # faults of one kind that are spelled out
@@ -43,6 +43,7 @@ def _check(file):
         faults.append(f"time does not increase at frame {k} ({file.times[k - 1]:g} to "
                       f"{file.times[k]:g}).")
 
+    faults += [f"axis {axis} {what}." for axis, what in uneven(file).items()]
     faults += _some(_ragged(file))
     digests = [hashlib.blake2b(digest_size=16) for _ in range(file.samples)]
     low, high, infinite, unread = np.inf, -np.inf, {}, {}

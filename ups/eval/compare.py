@@ -47,7 +47,7 @@ def compare(runs, folder="evaluation"):
     path = Path(runs[0]).parent / "compare.html"
     write_text(path, as_page(head, rows, differ))
     print(f"\nnRMSE and the like: means over trajectories and all steps of the test split; their "
-          f"definitions are in each metrics.json. Sortable: {path}")
+          f"definitions are in the metrics.json of what was evaluated. Sortable: {path}")
 
 
 def read_run(run, folder):

@@ -12,7 +12,7 @@ import torch
 
 NRMSE = ("nRMSE = |p - y|_2 / |y|_2 over space, for each trajectory, channel and predicted frame, "
          "then the mean over all of them (a channel that is zero everywhere, or given, is left "
-         "out); physical units; the given first frame is not counted")
+         "out); physical units; given frames are not counted")
 DRIFT = ("conservation drift = |mean of p - mean of the first frame| / rms of the first frame, "
          "over space, for the channels that the equation conserves, mean over trajectories and "
          "frames")

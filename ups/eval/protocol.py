@@ -30,12 +30,12 @@ def in_words(spec, protocol):
     """The protocol in a phrase, and a warning where it is not the published one."""
     size = f"{' x '.join(map(str, spec.grid))} points, steps of {spec.dt:g}"
     steady = TASKS[spec.task].layout == "steady"
+    steps = f"{spec.frames - 1} step{'s' * (spec.frames > 2)}"
     if protocol == "initial" or steady:
-        steps = f"{spec.frames - 1} step{'s' * (spec.frames > 2)}"
         text, frames = f"rolled out from one true frame over {steps}; {size}", spec.frames
     else:
-        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; the "
-                f"{spec.frames - 1} frames after them count; {size}")
+        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; "
+                f"scored on the {steps} after them; {size}")
         frames = spec.frames + GIVEN - 1
     published = PUBLISHED.get(spec.task)
     if protocol == "initial" or published in (None, (spec.grid[0], frames)):

@@ -155,6 +155,9 @@ def export_model(folder, tensors, config):
     return mark
 
 
+AGAIN = "remove exit.json beside it, and run the command of that stage again"
+
+
 def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
     folder = Path(folder)
@@ -166,10 +169,9 @@ def load_model(folder):
         missing = next((name for name in names if not (folder / name).exists()), "a file")
         raise UsageError(f"{folder}: no trained model here ({missing} is missing).") from None
     except (ValueError, SafetensorError) as error:
-        raise UsageError(f"{folder}: not readable ({error}); train that stage again.") from None
+        raise UsageError(f"{folder}: not readable ({error}); {AGAIN}.") from None
     if fingerprint(tensors, config) != config.get("fingerprint"):
-        raise UsageError(f"{folder}: weights and configuration do not belong together; "
-                         "train that stage again.")
+        raise UsageError(f"{folder}: weights and configuration do not belong together; {AGAIN}.")
     return config, tensors
 
 

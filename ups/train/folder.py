@@ -46,6 +46,9 @@ def take_folder(folder, config, systems):
     finished = end.get("status") == "done"
     if finished or checkpoints(folder / "checkpoints"):
         old = read_json(folder / "config.json")
+        if not old:
+            raise UsageError(f"{folder} has no config.json, so nobody knows what it was trained "
+                             "with; put it back, or give another --run.")
         changed = [key for key in sorted(old.keys() & config.keys() - systems)
                    if old[key] != config[key]]
         if changed:
@@ -54,7 +57,8 @@ def take_folder(folder, config, systems):
                              "old values to resume, or give another --run.")
     if finished:
         print(f"{folder} is finished (step {end['step']}); its test numbers are in "
-              f"{folder / 'test.json'}. For a new run give another --run.")
+              f"{folder / 'test.json'}. For a new run give another --run; to write model and "
+              "numbers again from the last checkpoint, remove exit.json there.")
     return end
 
 
@@ -69,4 +73,5 @@ def read_json(path):
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except (TypeError, ValueError):
-        raise UsageError(f"{path} is damaged; remove it, or give another --run.") from None
+        cure = "put it back" if path.name == "config.json" else "remove it"
+        raise UsageError(f"{path} is damaged; {cure}, or give another --run.") from None

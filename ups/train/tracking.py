@@ -14,6 +14,7 @@ from pathlib import Path
 
 from accelerate.tracking import WandBTracker
 
+from ups.config import UsageError
 from ups.train.policy import write_text
 
 PATIENCE = 45  # seconds that training waits for W&B to start or to finish
@@ -41,8 +42,13 @@ class Metrics:
         """All whole lines; a last line that a kill cut short is dropped."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        found = []
+        for number, line in enumerate(self.path.read_text().split("\n")[:-1], 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                raise UsageError(f"{self.path}: line {number} is damaged; remove it.") from None
+        return found
 
     def cut(self, step):
         """Forget what was written after `step`."""
