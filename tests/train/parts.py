@@ -178,6 +178,7 @@ def go_on(name, first, then, folder):
     goal, step = folder / name / f"{first}-{then}", f"part/checkpoints/step_{SAVED}"
     if PartialState().is_main_process:
         shutil.copytree(folder / name / first / step, goal / step)
+        shutil.copy(folder / name / first / "part/config.json", goal / "part")
     PartialState().wait_for_everyone()
     train(name, then, goal)
 
