@@ -44,7 +44,7 @@ def test_latents_errors_and_parameters_are_the_codecs(tmp_path, dtype, bound):
     error = ((p - u).norm(dim=-1) / u.norm(dim=-1)).mean((1, 2))
     assert torch.allclose(cache.error, error, rtol=1e-4) and cache.error.min() > 0.01
     assert torch.equal(cache.params, fields.params(torch.arange(30)))
-    assert torch.equal(cache.indices, torch.arange(30)) and cache.dt == 0.05
+    assert cache.manifest["indices"] == list(range(30)) and cache.dt == 0.05
     assert torch.equal(cache.weight, codec.weight)
 
 
@@ -223,7 +223,7 @@ def test_a_folder_without_manifest_is_no_cache(tmp_path):
 
 def test_specs_travel_as_plain_values(tmp_path):
     cache = open_cache(build(tmp_path).folder)
-    assert cache.codec == {"task": "burgers1d", "grid": [16], "tokens": [1, 1, 4],
+    assert cache.manifest["codec"] == {"task": "burgers1d", "grid": [16], "tokens": [1, 1, 4],
                            "channels": ["u"], "width": 3}
     plain = json.loads(json.dumps(dataclasses.asdict(FormulaFields().spec)))
-    assert cache.fields == plain
+    assert cache.manifest["fields"] == plain

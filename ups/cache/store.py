@@ -36,11 +36,8 @@ class Cache:
 
     def __init__(self, folder, manifest, z):
         self.folder, self.manifest, self.z = folder, manifest, z
-        self.task, self.split = manifest["task"], manifest["split"]
-        self.fields, self.codec = manifest["fields"], manifest["codec"]  # their specs, plain values
         self.shape = tuple(manifest["shape"])  # (trajectories, T, N, D)
-        self.dt = self.fields["dt"]
-        self.indices = torch.tensor(manifest["indices"])
+        self.dt = manifest["fields"]["dt"]
         self.params = torch.tensor(manifest["params"], dtype=torch.float64).view(self.shape[0], -1)
         self.weight = torch.tensor(manifest["weight"])
         self.error = torch.tensor(manifest["error"])
