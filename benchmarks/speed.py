@@ -189,8 +189,7 @@ def main(argv=None):
                                                 cfg.repeats)
         used = min(len(chosen), max(cfg.batches))
         row["nrmse"] = nrmse(last[:used, None], truth[:used]).mean().item()
-    threads = torch.get_num_threads()
-    where = torch.cuda.get_device_name() if cuda else f"CPU, {threads} thread{'s'[: threads - 1]}"
+    where = torch.cuda.get_device_name() if cuda else f"CPU, threads: {torch.get_num_threads()}"
     title = f"{cfg.task}, {steps} steps to the last frame, {where}, {time.strftime('%Y-%m-%d')}"
     report(cfg, title, rows, used)
 
