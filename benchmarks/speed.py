@@ -227,14 +227,14 @@ def draw(path, title, rows, small, large):
         axis.plot(x, (y, y), color=f"C{i}", lw=1.2)
         axis.plot(x[0], y, "o", color=f"C{i}", ms=8)
         axis.plot(x[1], y, "o", color=f"C{i}", ms=8, mfc="white")
-        label = name if y == row["nrmse"] else f"{name} (error {row['nrmse']:.0e})"
+        label = name if y == row["nrmse"] else f"{name} (error {row['nrmse']:.0g})"
         axis.annotate(label, (x[1], y), xytext=(8, 0), va="center", textcoords="offset points",
                       fontsize=9, color=f"C{i}")
     axis.set(xscale="log", yscale="log", ylabel="nRMSE of the last frame",
              xlabel=f"seconds per trajectory: batch of {large} (filled), of {small} (hollow)")
     axis.grid(alpha=0.3, which="both", lw=0.5)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.margins(0.3, 0.12)
+    axis.margins(0.35, 0.12)
     axis.set_title(title, fontsize=10)
     figure.savefig(path, dpi=120)
     plt.close(figure)

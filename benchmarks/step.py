@@ -6,8 +6,8 @@ All speeds come from one process, side by side, on the same data: the loop of tr
 eager mode, with graphs or compilation alone, with both (`--compile`), then with its augmentations
 and a loader worker; and a bare loop: the same compiled model, clipping and fused AdamW captured in
 one graph, its data on the device, nothing of `ups/train`. Then the gradients that graphs accumulate
-over micro-batches are compared with eager ones, and a roll-out of a trained model in bfloat16 with
-one in float32.
+over micro-batches are compared with eager ones, both with exact products, and a roll-out of a
+trained model in bfloat16 with one in float32.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from ups.data.make import make
 from ups.eval.rollout import predict
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
+from ups.models.precision import products
 from ups.stages import load_operator
 from ups.train.policy import now
 from ups.train.run import Run
@@ -71,6 +72,7 @@ def command_line(cfg):
     return words
 
 
+@products("high")  # the script's own default, `--tf32 all`
 def bare_speed(cfg, batch, spec, steps):
     """The best a graph can do: forward, backward, clipping and AdamW in one replay."""
     torch.manual_seed(0)
@@ -159,7 +161,8 @@ def main():
     script.main(command_line(trained))
     AcceleratorState._reset_state(reset_partial_state=True)
 
-    run = Run(dataclasses.replace(base, run=str(folder / "bench")), "operator")
+    exact = dataclasses.replace(base, run=str(folder / "bench"), tf32="none")
+    run = Run(exact, "operator")
     latents = open_latents(run.accelerator, base, "train", 1)
     task, spec = latents.tasks[0], latents.tasks[0].spec
     triples = [(0, row, (0, row * 7)) for row in range(args.batch_size)]

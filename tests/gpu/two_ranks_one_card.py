@@ -183,6 +183,7 @@ def work(strategy, jobs, out, cpu):
                 continue  # that strategy did not get so far, and has a cell that says so
             if rank == 0:
                 shutil.copytree(out / name / first[0] / step, folder / step)
+                shutil.copy(out / name / first[0] / "card" / "config.json", folder / "card")
             if dist.is_initialized():
                 dist.barrier()
         results[job] = train(CASES[name], strategy, folder, cpu)

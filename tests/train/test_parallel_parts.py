@@ -6,6 +6,7 @@ the losses agree to 1e-3 of their size and the weights to a tenth of the way tha
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import parts
@@ -137,3 +138,14 @@ def test_a_checkpoint_goes_on_under_any_strategy(runs, part, first, then):
         assert record["losses"] == reference["losses"][SAVED:]
         assert gap(tensors, others) == 0.0
     assert_equal_run(part, read(runs / part / "one"), (record, tensors), SAVED)
+
+
+def test_the_check_for_two_ranks_on_one_card_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "gpu"), *sys.path])
+    import two_ranks_one_card as card
+
+    card.work("one", ["fp32", "fp32 one"], tmp_path, cpu=True)
+    found = json.loads((tmp_path / "one_rank0.json").read_text())
+    first, second = found["fp32"], found["fp32 one"]
+    assert second["start"] == card.CASES["fp32"].saved == 10
+    assert len(first["losses"]) == 20 and second["losses"] == first["losses"][10:]
