@@ -39,7 +39,7 @@ class Config(RunConfig):
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
-    patch: int = 4              # grid points per token and axis
+    patch: tuple[int, ...] = (4,)  # grid points per token and axis (of each task)
     components: str = "auto"    # latent channels per token: a number, all, or auto
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16

@@ -169,8 +169,10 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     monkeypatch.setattr(script, "prepared",
                         lambda batch, *args: seen.append(batch["task"]) or real(batch, *args))
     script.main([*flags(tmp_path, data), "--steps", "8", "--tasks", "advection1d", "darcy2d",
-                 "--patch", "4", "--shares", "3", "1"])
+                 "--patch", "1", "4", "--shares", "3", "1"])
     assert [seen.count(0), seen.count(1)] == [6, 2]
+    specs = json.loads((tmp_path / "run/operator/model/config.json").read_text())["tasks"]
+    assert [spec["tokens"] for spec in specs] == [[1, 1, 32], [1, 4, 4]]  # points, patches of 4
 
 
 @pytest.mark.parametrize("more, words", [
@@ -178,6 +180,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--tasks", "burgers1d:nu=7"], "nu"),
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
     (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
+    (["--patch", "4", "2"], "--patch 4 2: give one number, or as many as there are tasks, 1"),
     (["--codec", "grid"], "there is no learned codec yet"),
     (["--codec", "grid", "--fine", "4"], "it is patch, as --fine needs it"),
     (["--model.body", "mamba"], "mamba"),

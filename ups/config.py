@@ -89,6 +89,7 @@ def check(cfg, **bounds):
 
 def each(name, values, count):
     """The numbers `values` for each of `count` tasks; a single one stands for all."""
+    values = values if isinstance(values, list | tuple) else (values,)
     if len(values) not in (1, count):
         raise UsageError(f"{name} {' '.join(map(str, values))}: give one number, or as many as "
                          f"there are tasks, {count}.")

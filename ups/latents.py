@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from ups.cache.store import Cache, build_cache
 from ups.cache.windows import LatentWindows, condition
-from ups.config import UsageError
+from ups.config import UsageError, each
 from ups.data.fields import Fields
 from ups.data.make import ensure_fields
 from ups.data.symmetry import moved, symmetries
@@ -165,14 +165,16 @@ def open_tasks(accelerator, cfg, split=None, **codec):
     if len(set(names)) < len(names):
         raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
                          "task as in burgers1d:nu=0.001,0.01.")
-    tasks = [_open_task(accelerator, cfg, task, split, **codec) for task in cfg.tasks]
+    patches = each("--patch", cfg.patch, len(names))
+    tasks = [_open_task(accelerator, cfg, task, split, patch, **codec)
+             for task, patch in zip(cfg.tasks, patches, strict=True)]
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
         task.params = max(len(t.fields.spec.params) for t in tasks)
     return tasks
 
 
-def _open_task(accelerator, cfg, task, split, folder=None, components=None):
+def _open_task(accelerator, cfg, task, split, patch, folder=None, components=None):
     name = task.split(":")[0]
     fields = on_main(accelerator, ensure_fields, task, cfg.data, cfg.stride_x, cfg.stride_t)
     kind = "patch" if folder else cfg.codec
@@ -181,7 +183,7 @@ def _open_task(accelerator, cfg, task, split, folder=None, components=None):
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks {task}`, "
                          "or use --codec patch.")
-    asked = {"patch": cfg.patch, "components": str(components or cfg.components)}
+    asked = {"patch": patch, "components": str(components or cfg.components)}
     if asked["components"] == "auto":
         asked["error"] = cfg.codec_error
     on_main(accelerator, _fit_codec, folder, cfg, fields, asked)
@@ -214,16 +216,16 @@ def load_codec(folder):
 def _fit_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
-    spec, components = fields.spec, asked["components"]
+    spec, patch, components = fields.spec, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           task=spec.task, grid=spec.grid, channels=spec.channels,
-                          boundary=spec.boundary, patch=cfg.patch, components=components,
+                          boundary=spec.boundary, patch=patch, components=components,
                           error=asked.get("error", 0.0),
                           offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"--patch {cfg.patch} --components {components}: {error}") from None
+        raise UsageError(f"--patch {patch} --components {components}: {error}") from None
     about = {"asked": asked, "data": fields.digest}
     export_model(folder, codec.state_dict(), codec.config | about)
 
