@@ -52,6 +52,7 @@ from benchmarks.watched import GIVEN, train_operator
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE
+from ups.train.folder import read_json
 from ups.train.policy import PR_SET_PDEATHSIG, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,7 +253,7 @@ def main(argv=None):
             if task in shown or any(folder in busy or folder in waiting for folder in mine):
                 continue
             shown.add(task)
-            results = {name: json.loads((f / "result.json").read_text())
+            results = {name: read_json(f / "result.json")
                        for f in mine if (f / "result.json").exists() for name in names[f]}
             if results:
                 report(task, results, out)

@@ -7,7 +7,6 @@ graph.
 """
 
 import dataclasses
-import json
 import math
 
 import torch
@@ -25,6 +24,7 @@ from ups.eval.metrics import nrmse
 from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
+from ups.train.folder import read_json
 from ups.train.muon import Muon
 from ups.train.policy import now
 from ups.train.step import Captured, eager
@@ -267,7 +267,7 @@ def train_baseline(cell, folder, turns):
 
 def load_baseline(folder, device="cpu"):
     """The baseline of a stored result, ready to step fields."""
-    cell = json.loads((folder / "result.json").read_text())
+    cell = read_json(folder / "result.json")
     kind, recipe = BASELINES[cell["kind"]]
     fields = open_fields(cell["tasks"][0], cell["folder"])
     _, tensors = load_model(folder / "model")

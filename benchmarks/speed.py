@@ -16,7 +16,6 @@ trained on the same data.
 
 import contextlib
 import dataclasses
-import json
 import time
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.simulator import CORRECTORS, Simulator
 from ups.stages import load_corrector
+from ups.train.folder import read_json
 from ups.train.policy import now, write_json
 from ups.train.step import Captured
 
@@ -56,11 +56,15 @@ class Config:
 
 def stored(cfg, kind, data=None):
     """The folder of the best result of a kind of model by validation, on these data; or None."""
-    found = [(path.parent, json.loads(path.read_text()))
-             for path in Path(cfg.results).glob(f"{cfg.task}_{kind}_*/result.json")]
-    scores = {folder: min(score for _, score in result["curve"]) for folder, result in found
-              if data is None or Path(result["folder"]) == Path(data).resolve()}
-    return min(scores, key=scores.get, default=None)
+    found = [(min(score for _, score in result["curve"]), path.parent, result)
+             for path in Path(cfg.results).glob(f"{cfg.task}_{kind}_*/result.json")
+             if (result := read_json(path))
+             and (data is None or Path(result["folder"]) == Path(data).resolve())]
+    if not found:
+        return None
+    _, folder, result = min(found, key=lambda one: one[0])
+    print(f"{kind}: {folder}, {result['seconds']:g} s of training, seed {result['seed']}")
+    return folder
 
 
 # ---- each model as a function of (u0, cond) -> last frame
@@ -143,7 +147,7 @@ def timed(function, u, cond, graph, repeats):
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda, own = device.type == "cuda", stored(cfg, "operator")
+    cuda, own = device.type == "cuda", None if cfg.run else stored(cfg, "operator")
     if not cfg.run and own is None:
         raise UsageError(f"{cfg.results} has no operator for {cfg.task}; run `python -m "
                          f"benchmarks.accuracy --task {cfg.task}` first, or give --run.")

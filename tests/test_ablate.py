@@ -12,6 +12,7 @@ import ups.ablate
 from ups.ablate import main
 from ups.config import UsageError
 from ups.eval import ablation
+from ups.train.folder import take_lock
 
 SCRIPT = str(Path(__file__).parent / "ablated.py")
 
@@ -94,6 +95,12 @@ def test_seconds_become_steps_by_the_measured_speed(tmp_path, ablate, capsys):
     assert not (tmp_path / "out" / "probe").exists()
     ablate("--grid", "pause=0.01,0.02", "--seeds", "2", "--seconds", "1")
     assert "4 runs, 4 finished" in capsys.readouterr().out
+
+
+def test_two_ablations_in_one_folder_at_once_are_refused(tmp_path, ablate):
+    with take_lock(tmp_path / "out"), pytest.raises(UsageError, match="one another --out"):
+        ablate("--grid", "lr=0.1", "--steps", "2")
+    assert not starts(tmp_path)
 
 
 def test_one_cell_on_each_gpu(tmp_path, ablate, monkeypatch):

@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from safetensors import SafetensorError
 
-from ups.config import UsageError, build, check, flat, parse
+from ups.config import UsageError, build, check, command, flat, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,21 @@ def test_a_command_exits_with_a_sentence_and_no_traceback(tmp_path, kind, code):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True,
                           env={"PYTHONPATH": ".", "PATH": ""})
     assert (done.returncode, done.stderr) == (code, "error: do this instead.\n")
+
+
+@pytest.mark.parametrize("error, shown", [
+    ("OSError(28, 'No space left on device', 'x/y')", "[Errno 28] No space left on device: 'x/y';"),
+    ("OSError('x cannot be written; make room.')", "x cannot be written; make room."),
+    ("SafetensorError('I/O error: full (os error 28)')", "I/O error: full (os error 28); make"),
+    ("FileNotFoundError(2, 'No such file', 'x')", None)])
+def test_a_disk_that_cannot_be_written_is_a_sentence(capsys, error, shown):
+    def main():
+        raise eval(error, {"SafetensorError": SafetensorError})
+
+    with pytest.raises(SystemExit if shown else FileNotFoundError) as caught:
+        command(main)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {shown}") and caught.value.code == 1 if shown else not said
 
 
 def test_scripts_load_no_compiler_before_they_need_it():

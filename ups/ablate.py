@@ -33,7 +33,7 @@ from torch import cuda
 
 from ups.config import Parser, UsageError, command, flat, parse
 from ups.eval.ablation import SCORES, result, table, write_csv
-from ups.train.folder import read_json
+from ups.train.folder import read_json, take_lock
 from ups.train.policy import write_json
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics
@@ -205,10 +205,11 @@ def main(argv=None):
                         help="earlier stages that every cell builds on, such as runs/X/operator")
     args, extra = parser.parse_known_args(argv)
     cells, out = plan(args, extra), Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(out, "--out")
     try:
         run_all(args, cells)
     finally:
+        lock.close()
         write_csv(out / "ablation.csv", cells)
         (out / "ablation.md").write_text(table(cells) + "\n")
         print(f"\n{table(cells)}\n\nmean [least, most] over seeds, ranked by the best validation "

@@ -10,6 +10,7 @@ nearest one.
 import argparse
 import dataclasses
 import difflib
+import errno
 import gc
 import inspect
 import math
@@ -20,6 +21,9 @@ import typing
 from pathlib import Path
 
 import yaml
+from safetensors import SafetensorError
+
+DISK = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES  # full, or not ours to write
 
 
 class UsageError(Exception):
@@ -39,6 +43,13 @@ def command(main):
     except FloatingPointError as error:  # a loss that is no number, on every rank
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (OSError, SafetensorError) as error:
+        sentence = str(error).endswith(".")
+        if not (sentence or getattr(error, "errno", 0) in DISK or "(os error" in str(error)):
+            raise
+        cure = "" if sentence else "; make room there, or write to another folder."
+        print(f"error: {error}{cure}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on.", file=sys.stderr)

@@ -8,7 +8,6 @@ they differ. `pass` is fine, `warn` is worth knowing, one `fail` makes the exit 
 A check that does not end within LIMIT seconds ends the process with a traceback that names it.
 """
 
-import argparse
 import faulthandler
 import importlib.metadata
 import os
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
 
-from ups.config import command
+from ups.config import Parser, command
 from ups.train.policy import make_accelerator, now
 from ups.train.tracking import fault_of
 
@@ -176,7 +175,7 @@ def merged(name, outcomes):
 
 
 def main(argv=None):
-    argparse.ArgumentParser(description=__doc__.split("\n\n")[0]).parse_args(argv)
+    Parser(prog="python -m ups.doctor", description=__doc__).parse_args(argv)
     # a check that hangs, in a collective or a driver, ends the process and shows where
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     accelerator = make_accelerator()

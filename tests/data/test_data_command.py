@@ -251,6 +251,27 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_pa
     assert len(open_fields("advection1d", tmp_path)) == 8 and not partial.exists()
 
 
+def test_two_makers_at_once_leave_a_sound_file(tmp_path, monkeypatch):
+    real, outcomes = making.solved, []
+
+    def meanwhile(*args):  # the file is created and half written
+        for part in real(*args):
+            yield part
+            again = subprocess.run([sys.executable, "-m", "ups.data", "make", "advection1d",
+                                    "--samples", "4", "--grid", "16", "--out", tmp_path / "a"],
+                                   capture_output=True, text=True)
+            outcomes.append((again.returncode, again.stderr))
+
+    for folder in ("b", "a"):
+        main(["make", "advection1d", "--samples", "4", "--grid", "16", "--out",
+              str(tmp_path / folder)])
+        monkeypatch.setattr(making, "solved", meanwhile)
+    (code, sentence), = outcomes
+    assert code == 2 and "is being written by another process; wait for it.\n" in sentence
+    name = "1D_Advection_Sols_beta0.1.hdf5"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
 def test_the_shell_sees_one_sentence_and_code_two(tmp_path):
     bad = tmp_path / "bad.hdf5"
     bad.write_text("text")

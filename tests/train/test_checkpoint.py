@@ -149,12 +149,16 @@ def test_an_exported_model_knows_its_fingerprint(tmp_path):
     tensors = {"w": torch.randn(3, 2), "s": torch.tensor(1.5)}
     mark = export_model(tmp_path / "model", tensors, {"dim": 3})
     config, loaded = load_model(tmp_path / "model")
-    assert config == {"dim": 3, "fingerprint": mark}
+    modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert config == {"dim": 3, "fingerprint": mark} and len(modes) == 1  # all may read it
     assert all(torch.equal(loaded[k], tensors[k]) for k in tensors)
     assert fingerprint(tensors, {"dim": 4}) != mark
     assert fingerprint({**tensors, "w": tensors["w"].double()}, {"dim": 3}) != mark
     (tmp_path / "model" / "config.json").write_text(json.dumps({"dim": 4, "fingerprint": mark}))
-    with pytest.raises(UsageError, match="do not belong together"):
+    with pytest.raises(UsageError, match="do not belong together; remove this folder, and run"):
+        load_model(tmp_path / "model")
+    (tmp_path / "exit.json").touch()  # of a stage
+    with pytest.raises(UsageError, match="do not belong together; remove exit.json beside it"):
         load_model(tmp_path / "model")
     for name in ("model.safetensors", "config.json"):
         (tmp_path / "model" / name).unlink()
@@ -172,9 +176,10 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
         file.write('{"step": 5, "lo')
     metrics.cut(2)
     assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]
-    metrics.path.write_text('{"step": 0}\n{"step": \n{"step": 2}\n')
-    with pytest.raises(UsageError, match="metrics.jsonl: line 2 is damaged; remove it"):
-        metrics.cut(2)
+    for line in (b'{"step": ', b"null", b"\xff\xfe", b"{}"):
+        metrics.path.write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 2}\n')
+        with pytest.raises(UsageError, match="metrics.jsonl: line 2 is damaged; remove it"):
+            metrics.cut(2)
 
 
 def test_weights_of_another_version_are_refused_in_one_sentence():

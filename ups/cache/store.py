@@ -220,8 +220,8 @@ def _write(path, data):
 def _cure(folder):
     """What to do about a damaged cache: its name holds task and split."""
     task, _, split = folder.name.rsplit("-", 1)[0].partition("-")
-    return (f"delete it, or build it again with `python -m ups.cache build --task {task} --split "
-            f"{split} --cache {folder.parent} --rebuild` and --run, --data, ... of its run")
+    return (f"delete {folder}, or build it again with `python -m ups.cache build --task {task} "
+            f"--split {split} --cache {folder.parent} --rebuild` and --run, --data, ... of its run")
 
 
 def _name(shard):

@@ -6,6 +6,7 @@ A file is written under a temporary name and renamed when it is complete; its se
 the attribute `ups`, by which a second run knows that there is nothing left to do.
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -78,8 +79,8 @@ def make(task, preset="small", out="data", device=None, seed=0, **changes):
         out.mkdir(parents=True, exist_ok=True)
         need, free = sum(map(_bytes, todo.values())), shutil.disk_usage(out).free
         if need > free:
-            raise UsageError(f"{task} {preset} needs {need / 1e9:.1f} GB but {out} has "
-                             f"{free / 1e9:.1f} GB free; take --samples or --out to fit.")
+            raise UsageError(f"{task} {preset} needs {need / 1e9:.3g} GB but {out} has "
+                             f"{free / 1e9:.3g} GB free; take --samples or --out to fit.")
         for path, job in todo.items():
             _write_file(path, job, solver, device)
     except (OSError, RuntimeError) as error:  # h5py: a RuntimeError on closing, of several lines
@@ -101,9 +102,18 @@ def _name(job, solver):
 
 def _write_file(path, job, solver, device):
     partial = path.with_name(path.name + ".partial")  # a name that no reader takes
+    with open(partial, "a") as lock:  # HDF5 would empty the file first, then look for its own lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{path} is being written by another process; wait for it.") from None
+        _fill_file(path, partial, job, solver, device)
+
+
+def _fill_file(path, partial, job, solver, device):
     try:
-        with h5py.File(partial, "w") as f, tqdm(total=job["samples"], unit=" samples",
-                                                desc=path.name) as bar:
+        with (h5py.File(partial, "w", locking=False) as f,
+              tqdm(total=job["samples"], unit=" samples", desc=path.name) as bar):
             create(f, job, {key: job[key] for key in solver.PARAMS})
             written = 0
             for u, force in solved(job, solver, device):
@@ -118,8 +128,6 @@ def _write_file(path, job, solver, device):
         with open(partial, "rb") as done:
             os.fsync(done.fileno())
         os.replace(partial, path)
-    except BlockingIOError:
-        raise UsageError(f"{path} is being written by another process; wait for it.") from None
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -97,6 +97,7 @@ def write_checkpoint(folder, step, tensors, state, keep):
         manifest[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for file in partial.iterdir():
+        shutil.copymode(partial / "manifest.json", file)  # safetensors lets no one else read
         flush(file)
     flush(partial)
     if final.exists():  # only a damaged one: a sound one of this step would have been resumed
@@ -148,6 +149,7 @@ def export_model(folder, tensors, config):
     save_file(tensors, partial / "model.safetensors")
     (partial / "config.json").write_text(json.dumps({**config, "fingerprint": mark}, indent=1))
     for file in partial.iterdir():
+        shutil.copymode(partial / "config.json", file)
         flush(file)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -155,23 +157,24 @@ def export_model(folder, tensors, config):
     return mark
 
 
-AGAIN = "remove exit.json beside it, and run the command of that stage again"
-
-
 def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
     folder = Path(folder)
+    stage = (folder.parent / "exit.json").exists()  # a fitted codec has none
+    what = "exit.json beside it" if stage else "this folder"
+    again = f"remove {what}, and run the command that made it again"
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
     except FileNotFoundError:
         names = ("config.json", "model.safetensors")
         missing = next((name for name in names if not (folder / name).exists()), "a file")
-        raise UsageError(f"{folder}: no trained model here ({missing} is missing).") from None
+        cure = f"; {again}" if folder.is_dir() else ""
+        raise UsageError(f"{folder}: no trained model here ({missing} is missing){cure}.") from None
     except (ValueError, SafetensorError) as error:
-        raise UsageError(f"{folder}: not readable ({error}); {AGAIN}.") from None
+        raise UsageError(f"{folder}: not readable ({error}); {again}.") from None
     if fingerprint(tensors, config) != config.get("fingerprint"):
-        raise UsageError(f"{folder}: weights and configuration do not belong together; {AGAIN}.")
+        raise UsageError(f"{folder}: weights and configuration do not belong together; {again}.")
     return config, tensors
 
 

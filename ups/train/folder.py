@@ -10,19 +10,19 @@ from ups.train.checkpoint import checkpoints
 from ups.train.policy import write_json
 
 
-def take_lock(folder):
+def take_lock(folder, flag="--run"):
     """Hold the folder until the file is closed or the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")
     except OSError as error:
         raise UsageError(f"{folder} cannot be a run's folder ({error.strerror}); give another "
-                         "--run.") from None
+                         f"{flag}.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"{folder} is in use by another launch; wait for it, stop it, or give "
-                         "this one another --run.") from None
+                         f"this one another {flag}.") from None
     os.register_at_fork(after_in_child=lock.close)  # a loader's worker may outlive us
     return lock
 
@@ -73,5 +73,5 @@ def read_json(path):
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except (TypeError, ValueError):
-        cure = "put it back" if path.name == "config.json" else "remove it"
-        raise UsageError(f"{path} is damaged; {cure}, or give another --run.") from None
+        cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
+        raise UsageError(f"{path} is damaged; {cure}.") from None

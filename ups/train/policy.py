@@ -130,5 +130,8 @@ def write_json(path, value):
 def write_text(path, text):
     """Write by rename, so that a reader never sees half a file."""
     partial = Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # the disk is full

@@ -127,7 +127,7 @@ class Run:
                 self.metrics.cut(step_of(folder))
                 print(f"resuming from {folder}")
                 return folder
-            print(f"{folder} is damaged ({fault}); trying the one before.", file=sys.stderr)
+            print(f"{folder} is damaged ({fault}); going on from before it.", file=sys.stderr)
         self.metrics.cut(0)
         return None
 
@@ -276,6 +276,7 @@ class Run:
             sys.exit(143)
         elif self.started and not isinstance(error, PeerFailed):
             status = "out_of_memory" if is_out_of_memory(error) else "failed"
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else status
             reason = "".join(traceback.format_exception_only(error)).strip()
             reason = f"rank {self.accelerator.process_index}: {reason}"
             if isinstance(error, UsageError) and not self.accelerator.is_main_process:
@@ -291,8 +292,9 @@ class Run:
         # Any rank may fail. The first one is the cause; others lose their connection after it.
         path = self.folder / "exit.json"
         mine = not path.exists() if code == 1 else self.accelerator.is_main_process
-        if mine:
-            write_json(path, {"status": status, "step": self.step, "reason": reason,
-                              "micro_batch": self.backward.micro_batch})
+        with contextlib.suppress(*[OSError] if code == 1 else []):  # the disk is full: why we end
+            if mine:
+                write_json(path, {"status": status, "step": self.step, "reason": reason,
+                                  "micro_batch": self.backward.micro_batch})
         if self.wandb:
             self.wandb.finish(code)

@@ -43,10 +43,12 @@ class Metrics:
         if not self.path.exists():
             return []
         found = []
-        for number, line in enumerate(self.path.read_text().split("\n")[:-1], 1):
+        lines = self.path.read_text(errors="replace").split("\n")[:-1]
+        for number, line in enumerate(lines, 1):
             try:
                 found.append(json.loads(line))
-            except ValueError:
+                found[-1]["step"]
+            except (ValueError, TypeError, LookupError):
                 raise UsageError(f"{self.path}: line {number} is damaged; remove it.") from None
         return found
 
