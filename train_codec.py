@@ -66,10 +66,8 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = ("steps", "batch_size", "patch", "width", "stride_x", "stride_t", "points")
-        check(self, lr=(1e-12, math.inf), warmup=(0, math.inf), ema=(0, 0.99999), noise=(0, 10),
-              grad_clip=(1e-9, math.inf), point_weight=(0, 1e3), inverse_weight=(0, 1e3),
-              seed=(0, 2**31), **{name: (1, math.inf) for name in counts})
+        check(self, width=(1, math.inf), points=(1, math.inf), point_weight=(0, 1e3),
+              inverse_weight=(0, 1e3), noise=(0, 10))
         if len(self.tasks) != 1:
             raise UsageError(f"--tasks {' '.join(self.tasks)}: a codec belongs to one task; train "
                              "them one after the other.")

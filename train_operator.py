@@ -22,7 +22,7 @@ from ups.config import UsageError, check, command, each, parse
 from ups.eval.metrics import drift
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
-from ups.latents import open_latents
+from ups.latents import check_codec, open_latents
 from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
 from ups.train.ema import EMA
@@ -71,19 +71,14 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = "steps batch_size unroll patch stride_x stride_t early val_trajectories"
-        check(self, lr=(1e-12, math.inf), rms=(1e-9, math.inf), weight_decay=(0, 1),
-              warmup=(0, math.inf), grad_clip=(1e-9, math.inf), ema=(0, 0.99999), noise=(0, 10),
-              fade=(1e-9, 1), momentum=(0, 0.99999), codec_error=(0, 1), conserve=(0, math.inf),
-              power=(0.5, 4), shares=(1, 100), whiten=(0, 1), fine=(0, 1024), seed=(0, 2**31),
-              **dict.fromkeys(counts.split(), (1, math.inf)))
+        check(self, whiten=(0, 1), fine=(0, 1024), shares=(1, 100), rms=(1e-9, math.inf),
+              momentum=(0, 0.99999), unroll=(1, math.inf), early=(1, math.inf), noise=(0, 10),
+              fade=(1e-9, 1), power=(0.5, 4), conserve=(0, math.inf))
         self.model.of_tasks(len(self.tasks))
         each("--shares", self.shares, len(self.tasks))
-        if self.codec not in (("patch",) if self.fine else ("patch", "grid")):
-            needed = "patch, as --fine needs it" if self.fine else "patch or grid"
-            raise UsageError(f"--codec {self.codec}: it is {needed}.")
-        if not (self.components in ("auto", "all") or self.components.isdecimal()):
-            raise UsageError(f"--components {self.components}: it is auto, all or a number.")
+        check_codec(self)
+        if self.fine and self.codec != "patch":
+            raise UsageError(f"--codec {self.codec}: it is patch, as --fine needs it.")
 
 
 def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
@@ -124,11 +119,15 @@ def augmented(batch, tasks):
                               tasks[batch["task"]].white)
 
 
+def unroll_at(step, steps, longest):
+    """Single steps at first, then from 70 % of training on 2, 3, .. steps at once."""
+    ramp = (step / steps - 0.7) / 0.3
+    return min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
+
+
 def prepared(batch, cfg, tasks):
     """Add what depends on the step: the unroll, and random numbers, which the loss applies."""
-    longest = batch["z"].shape[1] - 1
-    ramp = (batch["step"] / cfg.steps - 0.7) / 0.3  # single steps at first, then 2, 3, ... steps
-    batch["unroll"] = min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
+    batch["unroll"] = unroll_at(batch["step"], cfg.steps, batch["z"].shape[1] - 1)
     draw = noise.uniform(batch, cfg, (7,), stream=1)
     if cfg.symmetry:  # shift, mirror and sum
         batch["move"] = torch.cat([draw[:, :6], noise.uniform(batch, cfg, (4,), stream=2)], 1)

@@ -21,7 +21,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.eval.steady import calibrate, finish_steady, measure_steady, summary
-from ups.latents import open_latents
+from ups.latents import check_codec, open_latents
 from ups.models.diffusion import denoising_loss, training_sigma
 from ups.models.latent_operator import OperatorConfig
 from ups.models.steady import SteadyPrior, orientations, relative, size_of, slopes, turned
@@ -72,16 +72,8 @@ class Config(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = ("steps", "batch_size", "patch", "stride_x", "stride_t", "val_trajectories")
-        check(self, lr=(1e-12, math.inf), weight_decay=(0, 1), warmup=(0, math.inf),
-              grad_clip=(1e-9, math.inf), ema=(0, 0.99999), codec_error=(0, 1),
-              mean_share=(0, 1), slope=(0, math.inf), sigma_mean=(-20, 20), sigma_std=(1e-3, 20),
-              members=(2, 65536), calls=(2, math.inf), refine=(0, 1000), seed=(0, 2**31),
-              **{name: (1, math.inf) for name in counts})
-        if self.codec not in ("patch", "grid"):
-            raise UsageError(f"--codec {self.codec}: it is patch or grid.")
-        if not (self.components in ("auto", "all") or self.components.isdecimal()):
-            raise UsageError(f"--components {self.components}: it is auto, all or a number.")
+        check(self, mean_share=(0, 1), slope=(0, math.inf), calls=(2, math.inf), refine=(0, 1000))
+        check_codec(self)
         if min(self.table, default=0) < 1:
             raise UsageError("--table takes numbers of network calls of at least 1.")
         check_steady(self.tasks)
@@ -206,7 +198,7 @@ def main(argv=None):
                                "denoiser": dataclasses.asdict(cfg.denoiser),
                                "tasks": [dataclasses.asdict(task.spec)],
                                "fields": [task.fields.about]})
-            finish_steady(run, prior, task, cfg, operator)
+            finish_steady(run, prior, task, operator)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and prints test nRMSE of decode(encode(u)) for both codecs, and, for burgers1d (
 fourth of 1024 points), the error of reading all 1024 points.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 import train_codec
+from ups.config import Parser, command
 from ups.data.make import make
 
 DATA = {  # settings of the data, strides, patch, widths
@@ -26,8 +26,7 @@ DATA = {  # settings of the data, strides, patch, widths
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(DATA), choices=list(DATA))
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--samples", type=int, help="fewer samples than the benchmark's own")
@@ -70,4 +69,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

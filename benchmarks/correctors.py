@@ -7,13 +7,12 @@ of the operator over the leads beyond 5, `gain` the share of the longest teacher
 Milliseconds are for one step of one ensemble, replayed as a CUDA graph where there is one.
 """
 
-import argparse
 import functools
 import math
 
 import torch
 
-from ups.config import command
+from ups.config import Parser, command
 from ups.eval.ensemble_scores import drawn, measure_ensemble, shaken, tuned_size
 from ups.eval.metrics import DEFINITIONS, ratio
 from ups.latents import open_tasks
@@ -26,8 +25,7 @@ CALLS = (2, 4, 8, 16, 32)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--run", default="runs/burgers1d")
     parser.add_argument("--split", default="test", choices=("val", "test"))
     parser.add_argument("--members", type=int, default=16)

@@ -3,6 +3,7 @@
 import torch
 
 from ups.eval.metrics import interval, resamplings
+from ups.eval.plots import picture
 
 
 def report(task, results, out):
@@ -56,23 +57,16 @@ def report(task, results, out):
     for model in results.keys() - alone.keys():
         for other in ours:
             compare(model, other)
-    try:
+    if alone:
         end = "" if first["split"] == "test" else f"_{first['split']}"
         end += f"_seed{first['seed']}" if first["seed"] else ""
-        if alone:
-            draw(out / f"{task}_{first['seconds']:g}s{end}.png", task, alone)
-    except ImportError as error:
-        print(f"no picture: {error}")
+        picture(out / f"{task}_{first['seconds']:g}s{end}.png", draw, task, alone)
 
 
-def draw(path, task, results):
+def draw(figure, task, results):
     """Validation error against training time, and error against lead time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure.set_size_inches(11, 4.2)
+    left, right = figure.subplots(1, 2)
     for model, r in results.items():
         label = f"{model} ({r['parameters'] / 1e6:.2g} M)"
         left.plot(*zip(*r["curve"], strict=True), marker="o", ms=4, lw=1.8, label=label)
@@ -90,6 +84,3 @@ def draw(path, task, results):
     left.legend(frameon=False)
     figure.suptitle(f"{task}, {first['seconds']:g} s of training each, {first['device']}, "
                     f"seed {first['seed']}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    print(f"picture: {path}")

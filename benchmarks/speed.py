@@ -14,7 +14,6 @@ another, with its diffusion and consistency stages if it has them; so are FNO an
 trained on the same data.
 """
 
-import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -28,9 +27,10 @@ from ups.data.solvers import SOLVERS
 from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.metrics import NRMSE, nrmse
+from ups.eval.plots import picture
 from ups.models.any_point import interpolate
 from ups.models.precision import products
-from ups.simulator import CORRECTORS, Simulator
+from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
 from ups.train.folder import read_json
 from ups.train.policy import now, write_json
@@ -173,12 +173,11 @@ def main(argv=None):
             models[name] = by_baseline(parts[name], steps)
     parts["operator"] = sim.operator.model
     models["operator"] = by_operator(sim, cfg.task, steps)
-    for stage in CORRECTORS:
-        with contextlib.suppress(UsageError):  # the run does not have it
-            corrector = load_corrector(sim.run, stage, sim.operator)
-            parts[stage] = corrector.model.to(device).net
-            models[f"operator + {stage}, mean of {cfg.members}"] = by_operator(
-                sim, cfg.task, steps, corrector, cfg.members)
+    for stage in finished(sim.run):
+        corrector = load_corrector(sim.run, stage, sim.operator)
+        parts[stage] = corrector.model.to(device).net
+        models[f"operator + {stage}, mean of {cfg.members}"] = by_operator(
+            sim, cfg.task, steps, corrector, cfg.members)
     if cuda:
         for part in parts.values():
             part.compile(dynamic=False)
@@ -210,20 +209,13 @@ def report(cfg, title, rows, used):
     out = Path(cfg.results)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / f"{cfg.task}_speed.json", {"title": title, "rows": rows})
-    try:
-        draw(out / f"{cfg.task}_speed.png", title, rows, small, large)
-    except ImportError as error:
-        print(f"no picture: {error}")
+    picture(out / f"{cfg.task}_speed.png", draw, title, rows, small, large)
 
 
-def draw(path, title, rows, small, large):
+def draw(figure, title, rows, small, large):
     """Error against seconds per trajectory, alone (hollow) and in a large batch (filled)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    figure.set_size_inches(7.5, 5)
+    axis = figure.subplots()
     floor = min([row["nrmse"] for row in rows.values() if row["nrmse"] > 1e-5] or [1e-5]) / 3
     for i, (name, row) in enumerate(rows.items()):
         x = row["seconds"][large] / large, row["seconds"][small] / small
@@ -240,9 +232,6 @@ def draw(path, title, rows, small, large):
     axis.spines[["top", "right"]].set_visible(False)
     axis.margins(0.35, 0.12)
     axis.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    print(f"picture: {path}")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ over micro-batches are compared with eager ones, both with exact products, and a
 trained model in bfloat16 with one in float32.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ from accelerate.state import AcceleratorState
 
 import train_operator as script
 from benchmarks.watched import swapped
-from ups.config import flat
+from ups.config import Parser, UsageError, command, flat
 from ups.data.make import make
 from ups.eval.rollout import predict
 from ups.latents import open_latents
@@ -133,8 +131,7 @@ def settings(folder, task, batch_size):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--task", default="burgers1d")
     parser.add_argument("--preset", default="medium")
     parser.add_argument("--steps", type=int, default=600)
@@ -142,7 +139,7 @@ def main():
     parser.add_argument("--train_steps", type=int, default=4000, help="before the bf16 roll-out")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("this benchmark needs a CUDA device.")
+        raise UsageError("this benchmark needs a CUDA device.")
     folder = Path(tempfile.mkdtemp())
     make(args.task, args.preset, folder / "data")
     base, full = settings(folder, args.task, args.batch_size)
@@ -194,4 +191,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -8,9 +8,9 @@ cost a model a step.
 
 import contextlib
 import fcntl
-import math
 from pathlib import Path
 
+from train_operator import unroll_at
 from ups.train.policy import now
 
 CHUNK = 20    # steps that are timed in one go
@@ -67,12 +67,6 @@ def step_times(marks):
     for (first, unroll, begin), (last, _, end) in zip(marks, marks[1:], strict=False):
         times.setdefault(unroll, []).append((end - begin) / (last - first))
     return {unroll: min(values) for unroll, values in times.items()}
-
-
-def unroll_at(step, steps, longest):
-    """The schedule of train_operator.py: single steps, then from 70 % on 2, 3, ... steps."""
-    ramp = (step / steps - 0.7) / 0.3
-    return min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
 
 
 def steps_within(seconds, times):

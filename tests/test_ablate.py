@@ -137,7 +137,7 @@ def test_wrong_use_is_one_sentence_before_anything_runs(tmp_path, ablate, flags,
 
 
 def test_the_test_score_is_of_the_same_quantity_as_validation(tmp_path):
-    for task, expected in (({"nrmse_grid": 0.5}, 0.5),
+    for task, expected in (({"nrmse_grid": 0.5}, 0.5), ({"nrmse_members": 0.25}, 0.25),
                            ({"scores": {"operator": {"crps": [2.0, 4.0]}, "p": {"crps": [1, 1]},
                                         "d": {"crps": [1.0, 1.0]}}}, (0.5 + 0.25) / 2)):
         (tmp_path / "test.json").write_text(json.dumps({"tasks": {"one": task, "two": task}}))

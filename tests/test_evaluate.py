@@ -219,6 +219,8 @@ def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
     assert "They differ in" in page and 'class="sortable"' in page
     with pytest.raises(UsageError, match="at least two"):
         evaluate.main(["--compare", str(run)])
+    with pytest.raises(UsageError, match="has no numbers of an operator yet"):  # of that protocol
+        evaluate.main(["--compare", str(run), str(base / "run"), "--protocol", "pdebench"])
     (run / "operator" / "test.json").unlink()
     with pytest.raises(UsageError, match="has no numbers of an operator yet"):
         evaluate.main(["--compare", str(run), str(base / "run")])
@@ -236,7 +238,7 @@ def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):
     stage.mkdir(parents=True)
     (stage / "exit.json").write_text('{"status": "done", "step": 3}')
     (stage / "test.json").write_text(json.dumps({
-        "definition": "how", "split": "test", "tasks": {"darcy2d": {"error": {"x": 0.125}}}}))
+        "definition": {}, "split": "test", "tasks": {"darcy2d": {"error": {"x": 0.125}}}}))
     evaluate.main(["--run", str(tmp_path / "run")])
     assert results(tmp_path / "run")["steady"]["tasks"]["darcy2d"]["error"]["x"] == 0.125
     page = (tmp_path / "run" / "evaluation" / "report.html").read_text()

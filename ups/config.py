@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import errno
+import functools
 import gc
 import inspect
 import math
@@ -36,14 +37,10 @@ def command(main):
         code = main()
     except SystemExit as end:  # a stopped run, a dry run, --help
         code = end.code
-    except UsageError as error:
+    except (UsageError, FloatingPointError) as error:  # or a loss that is no number, on every rank
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except FloatingPointError as error:  # a loss that is no number, on every rank
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except (OSError, SafetensorError) as error:
         sentence = str(error).endswith(".")
         if not (sentence or getattr(error, "errno", 0) in DISK or "(os error" in str(error)):
@@ -167,15 +164,12 @@ class Parser(argparse.ArgumentParser):
     """Wrong flags are wrong use; no abbreviations; the description as it is written."""
 
     def __init__(self, **options):
-        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+        wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
+                                 width=110)
+        super().__init__(allow_abbrev=False, formatter_class=wide, **options)
 
     def error(self, message):
         raise UsageError(f"{message.rstrip('.')}. See --help.")
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=32, width=110)
 
 
 def _fields(cls, prefix="", chosen=None):

@@ -20,6 +20,7 @@ from ups.config import Parser, UsageError, command
 from ups.eval.report import LEADS
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
+from ups.train.checkpoint import written
 from ups.train.folder import read_json
 from ups.train.policy import write_json
 from ups.train.systems import RunConfig
@@ -40,24 +41,21 @@ def export(run, out, license=None):
     for stage in finished(run):
         marks[stage] = load_corrector(run, stage, sim.operator).mark
 
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     patterns = [f"{stage}/{file}" for stage in marks for file in FILES] + ["evaluation/*.csv"]
-    for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
-        target = partial / path.relative_to(run)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
     systems = RunConfig()  # its defaults, in place of the paths of this machine
-    for stage in marks:
-        settings = read_json(run / stage / "config.json").items()
-        write_json(partial / stage / "config.json",
-                   {key: getattr(systems, key, value) for key, value in settings})
-    write_json(partial / "config.json", {"library_name": "ups", "stages": marks,
-                                         "tasks": sim.operator.config["fields"]})
-    (partial / "README.md").write_text(card(sim, out.name, marks, license))
-    Simulator.load(partial, "cpu")  # what will be read is what was written
-    shutil.rmtree(out, ignore_errors=True)
-    partial.rename(out)
+    with written(out) as partial:
+        for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
+            target = partial / path.relative_to(run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        for stage in marks:
+            settings = read_json(run / stage / "config.json").items()
+            write_json(partial / stage / "config.json",
+                       {key: getattr(systems, key, value) for key, value in settings})
+        write_json(partial / "config.json", {"library_name": "ups", "stages": marks,
+                                             "tasks": sim.operator.config["fields"]})
+        (partial / "README.md").write_text(card(sim, out.name, marks, license))
+        Simulator.load(partial, "cpu")  # what will be read is what was written
     return marks
 
 

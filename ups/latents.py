@@ -142,6 +142,14 @@ class TaskLatents:
         return condition(self.fields.params(indices), self.params)
 
 
+def check_codec(cfg):
+    """Refuse what is no kind of codec and no number of components."""
+    if cfg.codec not in ("patch", "grid"):
+        raise UsageError(f"--codec {cfg.codec}: it is patch or grid.")
+    if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
+        raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
+
+
 def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):
     """The `tasks` of `cfg`, `windows` of their latents to train on, and their `lineage`.
 

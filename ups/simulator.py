@@ -29,7 +29,6 @@ from ups.models.precision import products
 from ups.stages import load_corrector, load_operator
 from ups.train.folder import read_json
 
-CORRECTORS = ("consistency", "diffusion")  # the student first: it needs one or two calls
 POINTS = 4096  # that are read at a time
 
 
@@ -146,8 +145,8 @@ class Simulator:
 
 
 def finished(run):
-    """The correctors that a run has."""
-    return [stage for stage in CORRECTORS
+    """The correctors that a run has, the student first: it needs one or two calls."""
+    return [stage for stage in ("consistency", "diffusion")
             if read_json(run / stage / "exit.json").get("status") == "done"]
 
 

@@ -84,6 +84,8 @@ def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp
     Path("runs/a").rename(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="no codec at all below --runs runs, so nothing"):
         main(["gc", "--yes"])
+    with pytest.raises(UsageError, match="--components foo: it is auto, all or a number"):
+        main(["build", "--components", "foo"])
     with pytest.raises(UsageError, match="--runs none is no folder"):
         main(["gc", "--yes", "--runs", "none"])
     Path("runs/sweep").mkdir()

@@ -140,6 +140,11 @@ def test_the_digest_follows_content_and_not_names(tmp_path):
                 del f.attrs["note"]
                 f["tensor"][3, 2] += 1
         assert open_fields("burgers1d", paths[1]).digest != first
+    by_hand.build("darcy2d", tmp_path / "darcy.hdf5")
+    before = open_fields("darcy2d", tmp_path / "darcy.hdf5").digest
+    with h5py.File(tmp_path / "darcy.hdf5", "r+") as f:
+        f["tensor"][0] += 1  # the solution of the first
+    assert open_fields("darcy2d", tmp_path / "darcy.hdf5").digest != before
 
 
 def _sum(fields, queue):

@@ -59,9 +59,10 @@ def ls(cfg, folders):
 
 def build(cfg, folders):
     """Make data, codec and cache where they are missing; under `accelerate launch` by all ranks."""
-    from ups.latents import open_tasks
+    from ups.latents import check_codec, open_tasks
     from ups.train.policy import make_accelerator
 
+    check_codec(cfg)
     accelerator = make_accelerator()
     cache = open_tasks(accelerator, cfg, cfg.split)[0].cache
     if accelerator.is_main_process:

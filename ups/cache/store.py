@@ -143,8 +143,7 @@ def open_cache(folder, key=None):
     cure = _cure(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        version = manifest.pop("version")
-        checksum = manifest.pop("checksum")
+        checksum, version = manifest.pop("checksum"), manifest["version"]
     except FileNotFoundError:
         raise UsageError(f"{folder} is no complete cache, it has no manifest: build it.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -152,7 +151,6 @@ def open_cache(folder, key=None):
     if version != VERSION:
         raise UsageError(f"{folder}/manifest.json is of version {version}, this code reads version "
                          f"{VERSION}: {cure}.")
-    manifest = {"version": version} | manifest
     if checksum != _sha256(_json(manifest)):
         raise UsageError(f"{folder}/manifest.json is damaged: {cure}.")
     if key not in (None, manifest["key"]):

@@ -140,7 +140,8 @@ class Fields:
                      file.boundary, file.domain, file.attributes, file.times.tolist())
             digest.update(repr(about).encode())
         for i in range(64):
-            index, frame = i * (len(self) - 1) // 63, i * (self.files[0].frames - 1) // 63
+            index, last = i * (len(self) - 1) // 63, self.files[0].frames - 1
+            frame = i * last // 63 if last > 1 else last  # steady: the solution
             k = int(np.searchsorted(self.starts, index, side="right")) - 1
             file = self.files[k]
             thin = 1 if len(file.grid) == 1 else max(1, min(file.grid) // 16)
@@ -166,7 +167,7 @@ def parse_task(text):
     return name, wanted
 
 
-def open_fields(task, root="data", stride_x=1, stride_t=1, first_frame=None):
+def open_fields(task, root="data", stride_x=1, stride_t=1):
     """Open the files of a task in a folder (or one file), or those of some parameters."""
     name, wanted = parse_task(task)
     files = [open_file(path) for path in find_files(root, name)]
@@ -178,7 +179,7 @@ def open_fields(task, root="data", stride_x=1, stride_t=1, first_frame=None):
             raise UsageError(f"{root}: no {name} file with {key}={missing[0]:g}, only {there}; "
                              f"{_cure(name, {key: missing}, root)}")
         files = [file for file in files if _among(file.params[key], values)]
-    return Fields(files, stride_x, stride_t, first_frame)
+    return Fields(files, stride_x, stride_t)
 
 
 def find_files(root, name):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Task:
     pde: str
-    layout: str  # flat, steady, groups or last: see above
+    layout: str  # flat, steady, groups or last: see pdebench.py
     axes: tuple[str, ...]  # space axes in stored order
     channels: tuple[str, ...]
     params: dict  # names; the value holds where a file does not say, None: the file must say

@@ -40,7 +40,8 @@ def test_score(path):
             alone, *_, last = (row["crps"] for row in task["scores"].values())
             scores.append(statistics.mean(a / b for a, b in zip(last, alone, strict=True)))
         else:
-            scores.append(task.get("nrmse_grid") or task["nrmse_rollout"]["operator"])
+            own = task.get("nrmse_grid") or task.get("nrmse_members")  # of a codec, a steady prior
+            scores.append(own or task["nrmse_rollout"]["operator"])
     return statistics.mean(scores or [math.nan])
 
 

@@ -1,8 +1,8 @@
 """One table over runs: their numbers, and the fields in which their configurations differ.
 
 Numbers come from RUN/evaluation/metrics.json, or, where a run was not evaluated, from what its
-operator left in test.json. The table is printed, and written beside the first run as compare.html,
-where a click on a column sorts by it.
+operator left in test.json, which is of the protocol `initial`. The table is printed, and written
+beside the first run as compare.html, where a click on a column sorts by it.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from string import Template
 from ups.config import UsageError
 from ups.eval.charts import number, table
 from ups.eval.forecasts import LABELS
+from ups.eval.protocol import FOLDERS
 from ups.eval.style import PAGE, SCRIPT, STYLE
 from ups.train.folder import read_json
 from ups.train.policy import write_text
@@ -66,7 +67,8 @@ def read_run(run, folder):
                           for (name, metric), column in COLUMNS.items()
                           if name in result["forecasts"]}
             rows[task]["ms"] = result["forecasts"]["operator"]["milliseconds"]
-    for task, result in ({} if about else read_json(test).get("tasks", {})).items():
+    alike = not about and folder == FOLDERS["initial"]  # as a stage tests itself
+    for task, result in (read_json(test).get("tasks", {}) if alike else {}).items():
         rows[task] = {"nRMSE": result["nrmse_rollout"]["operator"],
                       "one true step": result["nrmse_1"],
                       "persistence": result["nrmse_rollout"]["persistence"],

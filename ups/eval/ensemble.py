@@ -43,12 +43,12 @@ def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, corr
 
 
 @torch.no_grad()
-def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None, rows=ROWS):
+def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None):
     """Yield (k, members) as `corrected` does, from z0 + size * noise (B, M, N, D)."""
     members = (z0[:, None] + size * noise).flatten(0, 1)
     flat = [_members(x, noise.shape[1]) for x in (dt, cond)]
     for k in range(1, steps + 1):
-        members = _by_rows(lambda z, dt, cond: operator(z, dt, cond, task), rows, members, *flat)
+        members = _by_rows(lambda z, dt, cond: operator(z, dt, cond, task), ROWS, members, *flat)
         if leads is None or k in leads:
             yield k, members.unflatten(0, noise.shape[:2])
 

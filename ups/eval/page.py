@@ -65,9 +65,7 @@ def _headline(result, scored):
     rows = []
     for name, one in scored.items():
         score = one["scores"]["nrmse"]
-        low, high = map(number, score["interval"])
-        rows.append([key(name, LABELS[name]),
-                     f"<b>{number(score['all'])}</b><small>{low} to {high}</small>",
+        rows.append([key(name, LABELS[name]), f"<b>{cell(score)}</b>",
                      *(number(score["by_lead"][lead - 1]) for lead in leads)])
     head = ["nRMSE", "all steps", *(f"step {lead}" for lead in leads)]
     notes = [f"{LABELS[name]}: the mean of {one['members']} members, {one['calls']} network calls "
@@ -219,8 +217,7 @@ def _steady(about):
         f"<img alt='{escape(path.name)}' src='data:image/png;base64,"
         f"{base64.b64encode(path.read_bytes()).decode()}'>"
         for path in sorted((Path(about["run"]) / "steady").glob("*.png")))
-    told = about["steady"]["definition"]
-    terms = _terms(told if isinstance(told, dict) else {"": told})
+    terms = _terms(about["steady"]["definition"])
     return (f"<section><h2>Steady prior</h2><p>The numbers of its own test, split "
             f"{escape(about['steady']['split'])}.</p>{pictures}{tables}<details>"
             f"<summary>Definitions</summary>{terms}</details></section>")

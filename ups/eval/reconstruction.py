@@ -35,16 +35,11 @@ def measure_points(codec, fields):
     chosen = fields.split("test")[:FINE]
     u, fine = fields.read(chosen).flatten(0, 1), stored.read(chosen).flatten(0, 1)
     device = codec.weight.device
-    points = grid_points(fine.shape[2:], 0.5).to(device)
+    axes = [(torch.arange(n, dtype=torch.float64) + 0.5) / n for n in fine.shape[2:]]
+    points = torch.cartesian_prod(*axes).view(-1, len(axes)).to(device)  # of all values, in [0, 1]
     parts = [compare_at(codec, coarse.to(device), points, true.to(device)) for coarse, true in
              zip(u.split(32), fine.flatten(2).mT.split(32), strict=True)]
     return {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}
-
-
-def grid_points(grid, offset):
-    """Coordinates (points, axes) in [0, 1]^d of all values of a grid."""
-    axes = [(torch.arange(n, dtype=torch.float64) + offset) / n for n in grid]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
 @torch.no_grad()

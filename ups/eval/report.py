@@ -1,7 +1,5 @@
 """The end of a stage: measure the test split once, print the table, write it down, draw it."""
 
-import torch
-
 from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plots import draw_rollouts, picture
 from ups.eval.rollout import measure, predict
@@ -18,8 +16,7 @@ def finish_operator(run, model, tasks):
         if task.conserved:
             results[task.name]["conservation_drift"] = tables["drift"].mean().item()
         order = tables["operator"].mean(1).argsort()
-        picks = [order[0], order[len(order) // 2], order[-1]]  # best, median, worst
-        chosen = task.fields.split("test")[torch.stack(picks)]
+        chosen = task.fields.split("test")[order[[0, len(order) // 2, -1]]]  # best, median, worst
         shown = predict(run.accelerator, model, task, index, chosen)  # every rank, as in `measure`
         if show:
             print(table(task.name, results[task.name]))

@@ -7,6 +7,7 @@ its part of the mean and `calls` - 1 for its deviation. Errors are those of u; a
 """
 
 import functools
+import math
 
 import torch
 
@@ -66,9 +67,9 @@ def draw(prior, task, frame, cond, noise, calls):
 
 def noise_of(task, chosen, members):
     """Normal numbers (B, M, N, D), a function of seed, trajectory and member alone."""
-    *tokens, width = *task.codec.spec.tokens, task.codec.spec.width
+    spec = task.codec.spec
     names = [int(n) * 65536 + member for n in chosen for member in range(members)]
-    noise = member_noise(SEED, names, tokens[0] * tokens[1] * tokens[2], width)
+    noise = member_noise(SEED, names, math.prod(spec.tokens), spec.width)
     return noise.unflatten(0, (len(chosen), members))
 
 
@@ -166,7 +167,7 @@ def calibrate(accelerator, prior, task, members, calls):
 # the end of the stage
 
 
-def measure_operator(accelerator, operator, split="test"):
+def measure_operator(accelerator, operator):
     """nRMSE and residual of u after one step of an operator: (model, its task, its index)."""
     model, task, index = operator
 
@@ -180,13 +181,13 @@ def measure_operator(accelerator, operator, split="test"):
         return {"nrmse_operator": nrmse(p[:, None, None], u[:, 1:, 1:]),
                 "residual_operator": _residual(u, p, cond)}
 
-    found = by_trajectory(accelerator, tables, task.fields.split(split), 64)
+    found = by_trajectory(accelerator, tables, task.fields.split("test"), 64)
     return {name: table.mean().item() for name, table in found.items()}
 
 
-def finish_steady(run, prior, task, cfg, operator=None):
-    """Test once, beside an `operator`; table, `test.json` and picture. Every rank calls."""
-    accelerator, show = run.accelerator, run.accelerator.is_main_process
+def finish_steady(run, prior, task, operator):
+    """Test once, beside an `operator` or None; table, `test.json` and picture. Every rank calls."""
+    accelerator, cfg = run.accelerator, run.cfg
     measured = functools.partial(measure_steady, accelerator, prior, task)
     tables = measured("test", cfg.members, cfg.calls, refine=cfg.refine)
     result = {"samples": len(tables["crps"]), "members": cfg.members, "calls": cfg.calls,
@@ -196,12 +197,12 @@ def finish_steady(run, prior, task, cfg, operator=None):
     result["val_by_calls"] = {calls: summary(measured("val", cfg.members, calls), cfg.members)
                               for calls in cfg.table}
     order = tables["nrmse_members"][:, 0].argsort()
-    picks = torch.stack([order[0], order[len(order) // 2], order[-1]])  # best, median, worst
+    picks = order[[0, len(order) // 2, -1]]  # best, median, worst
     chosen = task.fields.split("test")[picks]
     u, cond = task.fields.read(chosen).to(accelerator.device), task.cond(chosen)
     noise = noise_of(task, chosen, cfg.members).to(u)
     _, members = draw(prior, task, u[:, 0], cond.to(u), noise, cfg.calls)  # every rank
-    if not show:
+    if not accelerator.is_main_process:
         return
     run.write("test.json", {"definition": DEFINITION, "split": "test",
                             "tasks": {task.name: result}})

@@ -38,7 +38,8 @@ class TokenBody(nn.Module):
     def __init__(self, config, tasks, inputs, outputs, scalars, exact=False):
         super().__init__()
         self.config, self.tasks = config, tuple(tasks)
-        self.axes = axes_of(self.tasks)
+        self.axes = [a for a in range(3)  # of the token grid, that some task has
+                     if a == 2 or any(task.tokens[a] > 1 for task in self.tasks)]
         self.names = sorted({name for task in self.tasks for name in task.params})
 
         dim = config.dim
@@ -168,11 +169,6 @@ class TokenBody(nn.Module):
             shape = [-1 if a == axis else 1 for a in range(3)]
             out.append(wave.view(*shape, 4).expand(*tokens, 4))
         return torch.cat(out, -1)
-
-
-def axes_of(tasks):
-    """The axes of the token grid that some task has."""
-    return [a for a in range(3) if a == 2 or any(task.tokens[a] > 1 for task in tasks)]
 
 
 def _merge(x, weight):

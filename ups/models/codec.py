@@ -85,7 +85,6 @@ class PatchCodec(Codec):
         for name, shape in {"mean": [channels], "std": [channels], "center": [total],
                             "basis": [total, width], "scale": [width]}.items():
             self.register_buffer(name, torch.ones(shape))
-        self.errors = None  # nRMSE of every number of components, where just fitted
 
     def encode(self, u: Tensor) -> Tensor:
         with products("highest"), torch.autocast(u.device.type, enabled=False):
@@ -105,7 +104,7 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
 
     One pass sums the first and second moments of patches in float64, whatever the batch size.
     `components` is a number, "all", or "auto": the fewest with an nRMSE of at most `error` over
-    `val_batches()`. The nRMSE of every count from 0 to K stays in `codec.errors`.
+    `val_batches()`.
     """
     patch = patch_sizes(grid, patch)
     count, first, second = 0, 0, 0
@@ -113,8 +112,6 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
         x = to_patches(u.double(), patch).flatten(0, 1)
         count, first, second = count + len(x), first + x.sum(0), second + x.mT @ x
         dtype = u.dtype
-    if not count:
-        raise ValueError("the train split is empty: there is nothing to fit a codec to.")
     first, second = first.cpu() / count, second.cpu() / count
     size = math.prod(patch)
     mean = first.view(-1, size).mean(1)
@@ -134,8 +131,8 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
                             boundary=boundary, patch=list(patch), width=len(basis), offset=offset))
     codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
                                         weight=scale))
-    codec.errors = _errors(codec, val_batches())
-    named = {"auto": max(1, int((codec.errors <= error).nonzero()[0])), "all": len(basis)}
+    errors = component_errors(codec, val_batches())  # always: the val split is looked at once
+    named = {"auto": max(1, int((errors <= error).nonzero()[0])), "all": len(basis)}
     return truncate(codec, named.get(components, components)).to(dtype)
 
 
@@ -146,11 +143,10 @@ def truncate(codec: PatchCodec, width: int) -> PatchCodec:
     short, scale = PatchCodec({**codec.config, "width": width}), codec.scale[:width]
     short.to(scale.dtype).load_state_dict({**codec.state_dict(), "basis": codec.basis[:, :width],
                                            "scale": scale, "weight": scale**2 / (scale**2).mean()})
-    short.errors = codec.errors
     return short
 
 
-def _errors(codec: PatchCodec, batches) -> Tensor:
+def component_errors(codec: PatchCodec, batches) -> Tensor:
     """nRMSE of keeping k = 0..K components, all in one pass.
 
     Coefficients a (N, K) beyond k weigh sum_{i,j >= k} (a^T a)_ij (V_c^T V_c)_ij in channel c.

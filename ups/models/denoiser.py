@@ -28,12 +28,8 @@ class Denoiser(nn.Module):
                               outputs=self.width, scalars=2)
 
     def forward(self, x, c_noise, context, dt, cond, task=0):
-        """x (B, N, D), c_noise (B,), dt (B,), cond (B, P) -> (B, N, D)
-
-        context: (B, N, (channels - 1) * D), or a list of (B, N, D) to concatenate.
-        """
+        """x (B, N, D), c_noise (B,), context [(B, N, D), ..], dt (B,), cond (B, P) -> (B, N, D)"""
         width = self.tasks[task].width
-        context = [context] if isinstance(context, torch.Tensor) else context
         x = torch.cat([self._own(x, width), *context], -1)
         if x.shape[-1] != self.channels * self.width:
             raise ValueError(f"x and context have {x.shape[-1]} channels in all, not "

@@ -109,7 +109,7 @@ def consistency(net, x, sigma, sigma_min=SIGMA_MIN, sigma_data=1.0):
     return _times(c_skip, x) + _times(c_out, net(_times(c_in, x), c_noise))
 
 
-def few_step(f, x, sigmas, noise=None, sigma_min=SIGMA_MIN):
+def few_step(f, x, sigmas, noise=None):
     """Sample from x (B, ...) at sigmas[0] by f(x, sigma (B,)), one call per level of sigmas.
 
     Between two calls x is blurred again to the next level by noise(i), i >= 1 (Song et al. 2023,
@@ -117,7 +117,7 @@ def few_step(f, x, sigmas, noise=None, sigma_min=SIGMA_MIN):
     """
     for i, sigma in enumerate(_levels(level, x) for level in sigmas):
         if i > 0:
-            x = x + _times((sigma**2 - sigma_min**2).clamp(min=0).sqrt(), noise(i))
+            x = x + _times((sigma**2 - SIGMA_MIN**2).clamp(min=0).sqrt(), noise(i))
         x = f(x, sigma)
     return x
 

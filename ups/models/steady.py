@@ -49,7 +49,7 @@ class SteadyPrior(nn.Module):
         one = torch.ones_like(cond[:, 0])
         if r is None:
             return self.body(z0, torch.log10(one)[:, None], cond)
-        return self.net(r, c_noise, z0, one, cond)
+        return self.net(r, c_noise, [z0], one, cond)
 
     def coordinates(self, z0, z1, size):
         """x (B, N, D) of u"""
@@ -65,12 +65,11 @@ class SteadyPrior(nn.Module):
         return own * difference / torch.where(own, self.scale, 1.0)
 
     @torch.no_grad()
-    def draw(self, z0, cond, noise, calls, sampler=multistep):
+    def draw(self, z0, cond, noise, calls):
         """scale r (B, N, D) in `calls` network calls, from normal numbers noise (B, N, D)."""
-        steps = calls if sampler is multistep else (calls + 1) // 2
         x = SIGMAS[1] * (self.scale > 0) * noise
         denoiser = functools.partial(denoise, functools.partial(self, z0, cond))
-        return self.scale * sampler(denoiser, x, noise_levels(steps, *SIGMAS, rho=20.0))
+        return self.scale * multistep(denoiser, x, noise_levels(calls, *SIGMAS, rho=20.0))
 
     @torch.no_grad()
     def fit(self, differences, weight, error):

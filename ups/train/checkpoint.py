@@ -10,6 +10,7 @@ A checkpoint is written under a temporary name, flushed, and renamed; older ones
 Loading goes from the newest to the oldest and takes the first that is complete to the last bit.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -85,25 +86,14 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
 
 def write_checkpoint(folder, step, tensors, state, keep):
     """Write `folder/step_N` so that it is either complete or absent, then prune (main process)."""
-    final, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
     for stale in folder.glob("step_*.partial"):  # a save was killed, or the disk was full
         shutil.rmtree(stale)
-    partial.mkdir(parents=True)
-    save_file(tensors, partial / "state.safetensors")
-    (partial / "state.json").write_text(json.dumps(state, indent=1, default=float))
-    manifest = {}
-    for name in FILES:
-        file = partial / name
-        manifest[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for file in partial.iterdir():
-        shutil.copymode(partial / "manifest.json", file)  # safetensors lets no one else read
-        flush(file)
-    flush(partial)
-    if final.exists():  # only a damaged one: a sound one of this step would have been resumed
-        shutil.rmtree(final)
-    partial.rename(final)
-    flush(folder)
+    with written(folder / f"step_{step}") as partial:  # one that is there can only be damaged
+        save_file(tensors, partial / "state.safetensors")
+        (partial / "state.json").write_text(json.dumps(state, indent=1, default=float))
+        manifest = {name: {"bytes": (partial / name).stat().st_size,
+                           "sha256": sha256(partial / name)} for name in FILES}
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
     done = [one for one in checkpoints(folder) if step_of(one) <= step]  # later ones are damaged
     for old in done[keep:]:
         shutil.rmtree(old)
@@ -140,21 +130,30 @@ def read_checkpoint(folder):
 
 def export_model(folder, tensors, config):
     """Write `model.safetensors` and `config.json`; replaces an earlier export as a whole."""
-    folder = Path(folder)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    config = config | {"fingerprint": fingerprint(tensors, config)}
+    with written(Path(folder)) as partial:
+        save_file(tensors, partial / "model.safetensors")
+        (partial / "config.json").write_text(json.dumps(config, indent=1))
+
+
+@contextlib.contextmanager
+def written(folder):
+    """A folder to write into that then replaces `folder`, which is thus whole or as before."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    mark = fingerprint(tensors, config)
-    save_file(tensors, partial / "model.safetensors")
-    (partial / "config.json").write_text(json.dumps({**config, "fingerprint": mark}, indent=1))
-    for file in partial.iterdir():
-        shutil.copymode(partial / "config.json", file)
-        flush(file)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    try:
+        yield partial
+        for path in partial.iterdir():  # safetensors lets no one else read
+            shutil.copymode(next(partial.glob("*.json")), path)
+            flush(path)
+        flush(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a failure
     flush(folder.parent)
-    return mark
 
 
 def load_model(folder):
@@ -163,14 +162,13 @@ def load_model(folder):
     stage = (folder.parent / "exit.json").exists()  # a fitted codec has none
     what = "exit.json beside it" if stage else "this folder"
     again = f"remove {what}, and run the command that made it again"
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).exists():
+            cure = f"; {again}" if folder.is_dir() else ""
+            raise UsageError(f"{folder}: no trained model here ({name} is missing){cure}.")
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
-    except FileNotFoundError:
-        names = ("config.json", "model.safetensors")
-        missing = next((name for name in names if not (folder / name).exists()), "a file")
-        cure = f"; {again}" if folder.is_dir() else ""
-        raise UsageError(f"{folder}: no trained model here ({missing} is missing){cure}.") from None
     except (ValueError, SafetensorError) as error:
         raise UsageError(f"{folder}: not readable ({error}); {again}.") from None
     if fingerprint(tensors, config) != config.get("fingerprint"):

@@ -14,7 +14,6 @@ stopped or out_of_memory.
 import contextlib
 import dataclasses
 import math
-import shutil
 import signal
 import sys
 import traceback
@@ -216,7 +215,6 @@ class Run:
         except (OSError, SafetensorError) as error:
             print(f"checkpoint at step {self.step} was not written ({error}); training goes on.",
                   file=sys.stderr)
-            shutil.rmtree(self.folder / "checkpoints" / f"step_{self.step}.partial", True)
             return False
         return True
 

@@ -158,9 +158,8 @@ class Backward:
         if error is not None and self.sharded:
             raise error  # the others wait in FSDP2's own collectives and would never agree
 
-        failed = 0 if error is None else 1
         failed, stop, smallest, self.splits = self.run.agree(
-            failed, self.run.stop_requested, -self.micro_batch, self.splits)
+            error is not None, self.run.stop_requested, -self.micro_batch, self.splits)
         if error is not None:
             raise error
         if failed:

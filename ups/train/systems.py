@@ -6,6 +6,14 @@ import math
 from ups.config import UsageError, check
 from ups.models.precision import TF32
 
+COUNTS = ("log_every eval_every save_every keep prefetch timeout steps batch_size patch stride_x "
+          "stride_t start_every correct_every val_trajectories")
+LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
+    "micro_batch": (0, math.inf), "resident": (0, math.inf), "workers": (0, math.inf),
+    "lr": (1e-12, math.inf), "weight_decay": (0, 1), "warmup": (0, math.inf),
+    "grad_clip": (1e-9, math.inf), "ema": (0, 0.99999), "codec_error": (0, 1),
+    "sigma_mean": (-20, 20), "sigma_std": (1e-3, 20), "members": (2, 65536), "seed": (0, 2**31)}
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -28,9 +36,7 @@ class RunConfig:
     debug: bool = False          # distributed debug output, tracebacks per rank, a profiler trace
 
     def __post_init__(self):
-        counts = ("log_every", "eval_every", "save_every", "keep", "prefetch", "timeout")
-        check(self, micro_batch=(0, math.inf), resident=(0, math.inf), workers=(0, math.inf),
-              **{name: (1, math.inf) for name in counts})
+        check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
         if self.tf32 not in TF32:
             raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
         for name in ("run", "data", "cache"):

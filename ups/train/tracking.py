@@ -5,6 +5,7 @@ checkpoint's step when a run resumes. W&B is a copy for people to look at: one W
 folder, from the main process. When it fails or blocks, it is reported once and left alone.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -35,7 +36,8 @@ class Metrics:
                 file.write(self.waiting)
             self.waiting = ""
         except OSError as error:
-            os.truncate(self.path, size)
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, size)
             print(f"{self.path} was not written ({error}); training goes on.", file=sys.stderr)
 
     def read(self):
@@ -79,9 +81,8 @@ class WandB:
 
     def finish(self, exit_code):
         """End with the true state: 0 finished, anything else failed."""
-        if self.live:
-            self._guarded("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
-            self.live = False
+        self._guarded("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
+        self.live = False
 
     def _guarded(self, what, call, *args):
         """Call W&B in a thread of its own; training neither waits for ever nor fails with it."""
