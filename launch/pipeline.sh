@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     [ "$1" = --data ] && data=${2:-data}
     case $1 in
         --compile | --debug) machine+=("$1") ;;
-        --data | --cache | --micro_batch | --resident | --workers | --prefetch | --tf32 | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
+        --data | --cache | --resident | --workers | --prefetch | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
     esac
     shift
 done
