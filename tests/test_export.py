@@ -34,6 +34,9 @@ def test_the_folder_gives_the_same_rollouts_bit_for_bit(run, tmp_path, capsys):
     out = tmp_path / "some" / "model"
     main([str(run), "--out", str(out), "--license", "mit"])
     assert "hf upload USER/model" in capsys.readouterr().out
+    for kind in ("is_file", "is_dir"):  # what all may read, and go into
+        assert len({path.stat().st_mode for path in (run / "operator", run / "operator/config.json",
+                    *out.rglob("*")) if getattr(path, kind)()}) == 1
     u0 = np.random.default_rng(0).standard_normal((2, 1, 32))
     ask = dict(steps=3, params={"nu": 0.02}, task="burgers1d")
     before, after = Simulator.load(run, "cpu"), Simulator.load(out, "cpu")

@@ -145,10 +145,11 @@ def written(folder):
     partial.mkdir(parents=True)
     try:
         yield partial
-        for path in partial.iterdir():  # safetensors lets no one else read
-            shutil.copymode(next(partial.glob("*.json")), path)
+        plain = next(partial.rglob("*.json"))
+        for path in (*partial.rglob("*"), partial):
+            if path.is_file():  # safetensors lets no one else read
+                shutil.copymode(plain, path)
             flush(path)
-        flush(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
