@@ -92,6 +92,30 @@ def test_a_folder_without_its_configuration_is_refused(finished, tmp_path):
         toy.main(["--run", str(tmp_path), "--keep", "3"])
 
 
+def test_an_end_after_the_last_step_is_recorded_and_can_be_repeated(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    end = tmp_path / "micro0" / "toy" / "exit.json"
+    with monkeypatch.context() as patch:
+        patch.setattr("ups.train.run.export_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            toy.main(["--run", str(tmp_path)])
+        assert json.loads(end.read_text())["status"] == "stopped"
+        patch.setattr("ups.train.run.export_model", full)
+        with pytest.raises(OSError, match="make room and run the same command again"):
+            toy.main(["--run", str(tmp_path)])
+        assert json.loads(end.read_text())["status"] == "failed"
+        patch.setattr("ups.train.run.write_json", full)  # exit.json does not fit either
+        with pytest.raises(OSError, match="make room and run the same command again"):
+            toy.main(["--run", str(tmp_path)])
+    toy.main(["--run", str(tmp_path)])
+    assert json.loads(end.read_text())["status"] == "done"
+
+
 def test_systems_choices_may_change_and_a_finished_run_says_so(finished, capsys):
     toy.main(["--run", str(finished), "--log_every", "2"])
     assert "is finished (step 8)" in capsys.readouterr().out
