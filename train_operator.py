@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import UsageError, check, command, each, parse
+from ups.config import check, command, each, parse
 from ups.eval.metrics import drift
 from ups.eval.report import finish_operator
 from ups.eval.rollout import measure
@@ -61,7 +61,7 @@ class Config(RunConfig):
     unroll: int = 1             # above 1: from 70 % of training on 2, 3, .. this many steps at once
     early: int = 8              # early frames come early / (frame + 1) times as often; 1: all alike
     noise: float = 0.8          # on the first frame / its change in the step
-    fade: float = 0.01          # share of the noise that is left at the end
+    fade: tuple[float, ...] = (0.01,)  # share of the noise that is left at the end (of each task)
     symmetry: bool = True       # random shifts; --codec patch: mirror images, sums of linear tasks
     power: float = 1.0          # of the relative error in the loss
     conserve: float = 0.0       # weight of the drift of conserved means, for tasks that have such
@@ -75,10 +75,9 @@ class Config(RunConfig):
               momentum=(0, 0.99999), unroll=(1, math.inf), early=(1, math.inf), noise=(0, 10),
               fade=(1e-9, 1), power=(0.5, 4), conserve=(0, math.inf))
         self.model.of_tasks(len(self.tasks))
-        each("--shares", self.shares, len(self.tasks))
-        check_codec(self)
-        if self.fine and self.codec != "patch":
-            raise UsageError(f"--codec {self.codec}: it is patch, as --fine needs it.")
+        for name in ("shares", "fade"):
+            each(f"--{name}", getattr(self, name), len(self.tasks))
+        check_codec(self, self.fine)
 
 
 def operator_loss(model, batch, tasks=(), conserve=0.0, power=1.0):
@@ -125,26 +124,28 @@ def unroll_at(step, steps, longest):
     return min(longest, max(1, 2 + math.floor(ramp * (longest - 1))))
 
 
-def prepared(batch, cfg, tasks):
+def prepared(batch, cfg):
     """Add what depends on the step: the unroll, and random numbers, which the loss applies."""
     batch["unroll"] = unroll_at(batch["step"], cfg.steps, batch["z"].shape[1] - 1)
     draw = noise.uniform(batch, cfg, (7,), stream=1)
     if cfg.symmetry:  # shift, mirror and sum
         batch["move"] = torch.cat([draw[:, :6], noise.uniform(batch, cfg, (4,), stream=2)], 1)
     if cfg.noise:
-        batch["level"] = cfg.noise * cfg.fade ** (batch["step"] / cfg.steps) * draw[:, 6]
+        fade = each("--fade", cfg.fade, len(cfg.tasks))[batch["task"]]
+        batch["level"] = cfg.noise * fade ** (batch["step"] / cfg.steps) * draw[:, 6]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 
 
 def evaluate(accelerator, model, tasks, cfg):
-    """Validation errors in physical units, for each task; `val/nrmse_rollout` is their mean."""
-    scores = {"val/nrmse_1": 0.0, "val/nrmse_rollout": 0.0}
+    """Validation errors in physical units, for each task, and their geometric mean: it chooses the
+    best average, and in it a task counts by what it gains, not by how large its error is."""
+    scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
     for index, task in enumerate(tasks):
         tables = measure(accelerator, model, task, index, "val", cfg.val_trajectories)
         for name, table in (("nrmse_1", "one_step"), ("nrmse_rollout", "operator")):
             error = tables[table].mean().item()
-            scores[f"val/{name}"] += error / len(tasks)
+            scores[f"val/{name}"] *= error ** (1 / len(tasks))
             if len(tasks) > 1:
                 scores[f"val/{task.name}/{name}"] = error
     return scores
@@ -192,7 +193,7 @@ def main(argv=None):
 
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
-            loss = backward(prepared(batch, cfg, latents.tasks))  # same outcome on every rank
+            loss = backward(prepared(batch, cfg))  # same outcome on every rank
             grad_norm = update(batch["task"])
             scheduler.step()
 

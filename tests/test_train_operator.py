@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import shutil
+import statistics
 import types
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     assert "conservation_drift" not in test["darcy2d"]  # a task that conserves nothing joins in
     scores = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in scores if "val/nrmse_rollout" in line][-1]
-    mean = sum(last[f"val/{task}/nrmse_rollout"] for task in test) / 4
+    mean = statistics.geometric_mean(last[f"val/{task}/nrmse_rollout"] for task in test)
     assert last["val/nrmse_rollout"] == pytest.approx(mean)
     config = json.loads((stage / "model" / "config.json").read_text())
     names = [task["params"] for task in config["tasks"]]
@@ -158,7 +159,7 @@ def test_moves_have_random_numbers_of_their_own():
     for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])):
         batch = {"z": torch.zeros(len(rows), 2, 4, 1), "rows": torch.tensor(rows), "task": 0,
                  "step": step}
-        script.augmented(script.prepared(batch, cfg, [task]), [task])
+        script.augmented(script.prepared(batch, cfg), [task])
     whole, part, later = seen
     assert whole.shape == (6, 10) and len(whole.unique()) == 60  # shift, mirror, sum
     assert torch.equal(part, whole[[4, 1]]) and not (later == part).any()
@@ -190,6 +191,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
     (["--shares", "2", "1"], "--shares 2 1: give one number, or as many as there are tasks, 1"),
+    (["--fade", "0.1", "1"], "--fade 0.1 1.0: give one number, or as many as there are tasks, 1"),
     (["--shares", "0"], "--shares must be between 1 and 100, not 0"),
     (["--shares", "101"], "--shares must be between 1 and 100, not 101"),
     (["--model.modes", "0", "4"], "modes 0 4: give one number, or as many as there are"),
@@ -303,20 +305,21 @@ def test_tf32_may_be_for_the_backward_pass_alone(tf32, expected):
 def test_noise_is_in_units_of_the_windows_own_change_and_fades():
     """Channels that count 3 to 1; the first moves, by 0 to 9 in ten windows, the second stays."""
     task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), white=torch.ones(2))
-    cfg = script.Config(steps=100, batch_size=512, noise=2.0, fade=0.04, symmetry=False)
+    cfg = script.Config(steps=100, batch_size=512, noise=2.0, tasks=("advection1d", "burgers1d"),
+                        fade=(0.04, 0.25), symmetry=False)
     z = torch.zeros(512, 2, 64, 2)
     z[:, 1, :, 0] = (torch.arange(512.0) % 10)[:, None]
     change = z[:, 1, 0, 0] * (3 / 4) ** 0.5
 
-    def deviations(step):
-        batch = {"z": z, "rows": torch.arange(512), "task": 0, "step": step,
+    def deviations(step, index):
+        batch = {"z": z, "rows": torch.arange(512), "task": index, "step": step,
                  "begin": torch.zeros(512, dtype=int), "mask": torch.tensor([1.5, 0.5])}
-        window, first = script.augmented(script.prepared(batch, cfg, [task]), [task])
+        window, first = script.augmented(script.prepared(batch, cfg), [task, task])
         assert torch.equal(window, z)
         return first.flatten(1).std(1)
 
-    for step, most in ((0, 2.0), (50, 0.4), (100, 0.08)):
-        noise = deviations(step)
+    for step, index, most in ((0, 0, 2.0), (50, 0, 0.4), (100, 0, 0.08), (50, 1, 1.0)):
+        noise = deviations(step, index)
         assert (noise[change == 0] == 0).all()
         share = noise[change > 0] / change[change > 0] / most  # uniform, from 0
         assert 0.9 < share.max() < 1.3 and share.min() < 0.02

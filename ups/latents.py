@@ -142,10 +142,12 @@ class TaskLatents:
         return condition(self.fields.params(indices), self.params)
 
 
-def check_codec(cfg):
-    """Refuse what is no kind of codec and no number of components."""
+def check_codec(cfg, fine=0):
+    """Refuse what is no kind of codec and no number of components, and `fine` without patches."""
     if cfg.codec not in ("patch", "grid"):
         raise UsageError(f"--codec {cfg.codec}: it is patch or grid.")
+    if fine and cfg.codec != "patch":
+        raise UsageError(f"--codec {cfg.codec}: it is patch, as --fine needs it.")
     if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
 
