@@ -14,12 +14,6 @@ class OneRank:
 
     device, is_main_process, process_index, num_processes = torch.device("cpu"), True, 0, 1
 
-    def gather(self, x):
-        return x
-
-    def reduce(self, x, reduction):
-        return x
-
 
 class FormulaFields:
     """u(t, c, x) = (c + 1) sin(x + index) exp(-nu t), 40 trajectories, nu = 0.01 * (index + 1)."""

@@ -11,6 +11,7 @@ Neither that nor the batches of an encoder depend on the number of processes, so
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ups.cache.agree import agree, any_rank, take_lock
+from ups.cache.agree import agree, everyone, take_lock
 from ups.cache.encode import encode
 from ups.config import UsageError
 
@@ -72,12 +73,13 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
     folder = Path(root).absolute() / f"{spec['task']}-{split}-{key}"
 
     def complete():
-        return accelerator.is_main_process and (folder / "manifest.json").exists()
+        there = accelerator.is_main_process and (folder / "manifest.json").exists()
+        return any(everyone(accelerator, there))
 
-    if rebuild or not any_rank(accelerator, complete()):  # a complete cache may be read-only
+    if rebuild or not complete():  # a complete cache may be read-only
         lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"))
         try:
-            if rebuild or not any_rank(accelerator, complete()):  # another launch may have built it
+            if rebuild or not complete():  # another launch may have built it
                 _build(accelerator, codec, fields, indices, folder, identity)
         finally:
             if lock:
@@ -93,8 +95,6 @@ def _build(accelerator, codec, fields, indices, folder, identity):
     count = max(1, SHARD_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
     shards = list(enumerate(indices.split(count)))
     mine = shards[accelerator.process_index::accelerator.num_processes]
-    errors = torch.zeros(len(indices), dtype=torch.float64)
-    sums = torch.zeros(len(shards), 33, dtype=torch.float64)  # size and sha256, exact in float64
 
     def clear():
         if accelerator.is_main_process:
@@ -103,6 +103,7 @@ def _build(accelerator, codec, fields, indices, folder, identity):
 
     def write():
         codec.to(accelerator.device).eval()
+        written = []
         for shard, part in mine:
             z, error = encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
                               accelerator.device)
@@ -112,29 +113,25 @@ def _build(accelerator, codec, fields, indices, folder, identity):
                                  "validate` finds NaN; --cache_dtype float32 has the widest range.")
             data = save({"z": z}, {"key": f"{key}/{shard}"})  # two entries would come in any order
             _write(folder / _name(shard), data)
-            errors[shard * count:][:len(part)] = error
-            sums[shard] = torch.tensor([len(data), *hashlib.sha256(data).digest()])
+            about = {"name": _name(shard), "bytes": len(data), "sha256": _sha256(data)}
+            written.append((shard, about, error.tolist()))
+        return written
 
-    def seal():
+    def seal(written):
         if accelerator.is_main_process:
             body = {
                 "version": VERSION, "key": key, "task": spec["task"], "split": identity["split"],
                 "identity": identity, "fields": spec, "codec": asdict(codec.spec),
                 "weight": codec.weight.tolist(), "shape": shape, "dtype": identity["dtype"],
                 "indices": indices.tolist(), "params": fields.params(indices).tolist(),
-                "error": [float(f"{error:.6g}") for error in errors.tolist()],
-                "shards": [{"name": _name(i), "bytes": int(size),
-                            "sha256": bytes(map(int, digest)).hex()}
-                           for i, (size, *digest) in enumerate(sums.tolist())],
+                "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
+                "shards": [about for _, about, _ in written],
             }
             _write(folder / "manifest.json", _json(body | {"checksum": _sha256(_json(body))}))
 
     agree(accelerator, clear)
-    agree(accelerator, write)
-    packed = torch.cat([errors, sums.flatten()]).to(accelerator.device)
-    packed = accelerator.reduce(packed, "sum").cpu()  # every entry was filled in by one rank
-    errors, sums = packed[:len(errors)], packed[len(errors):].view_as(sums)
-    agree(accelerator, seal)
+    parts = everyone(accelerator, agree(accelerator, write))
+    agree(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
 
 
 def open_cache(folder, key=None):
