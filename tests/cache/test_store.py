@@ -80,8 +80,6 @@ def test_a_second_call_reads_no_field_and_another_key_is_another_folder(tmp_path
 def test_wrong_use_is_a_sentence(tmp_path):
     with pytest.raises(UsageError, match="float64: it is one of float32, float16, bfloat16"):
         build(tmp_path, dtype="float64")
-    with pytest.raises(UsageError, match="The fit split of burgers1d is empty"):
-        build(tmp_path, split="fit")
 
     class Broken(FormulaFields):
         def read(self, indices):

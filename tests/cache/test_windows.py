@@ -11,7 +11,6 @@ from ups.cache import store
 from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache
 from ups.cache.windows import LatentWindows, whole_batch
-from ups.config import UsageError
 
 
 def build(root, task="burgers1d", width=3, frames=9, params=("nu",), dtype="float32"):
@@ -93,8 +92,3 @@ def test_loader_workers_give_the_same_batches(tmp_path, monkeypatch, context):
         assert batch.keys() == expected.keys() and batch["step"] == step
         assert all(torch.equal(torch.as_tensor(batch[key]), torch.as_tensor(expected[key]))
                    for key in expected)
-
-
-def test_no_length_is_no_window(tmp_path):
-    with pytest.raises(UsageError, match="length of at least 1, not 0"):
-        LatentWindows([build(tmp_path)], length=0)

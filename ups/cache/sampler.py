@@ -10,7 +10,7 @@ import hashlib
 
 import torch
 
-from ups.config import UsageError, each
+from ups.config import each
 
 
 class StepSampler:
@@ -19,13 +19,9 @@ class StepSampler:
     drop_last = True
 
     def __init__(self, sizes, batch_size, steps, seed, shares=(1,), start=0):
-        if not sizes or min(sizes) < 1 or batch_size < 1:
-            raise UsageError(f"Nothing to draw: batches of {batch_size} from {sizes} windows.")
-        if any(share != int(share) or not 1 <= share <= 100 for share in shares):
-            raise UsageError(f"The shares of tasks are whole numbers from 1 to 100, not {shares}.")
         self.sizes, self.batch_size, self.steps = list(sizes), batch_size, steps
         self.seed, self.start = seed, start
-        self.shares = each("shares", [int(share) for share in shares], len(sizes))
+        self.shares = each("shares", shares, len(sizes))
         tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.shares))
         self.rounds = [{} for _ in sizes]  # per task, the permutations in use
         self.order = tasks[_permutation(len(tasks), seed)].tolist()

@@ -16,15 +16,11 @@ import math
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from ups.config import UsageError
-
 
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
     def __init__(self, caches, length, shortest=math.inf, early=1):
-        if length < 1 or not caches:
-            raise UsageError(f"Windows need a cache and a length of at least 1, not {length}.")
         self.caches = list(caches)
         self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
         self.shortest, self.early = shortest, early
