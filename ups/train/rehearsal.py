@@ -21,7 +21,6 @@ from ups.train.policy import PeerFailed, Stopped, now, on_main
 from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal at least; the first ones compile and warm up
-PROBES = {1: 1, 2: 4}  # rows per chunk at the second and third step: what memory does a row take?
 GIB = 2**30
 
 
@@ -35,26 +34,14 @@ class Rehearsed(Exception):
 
 
 class Clock:
-    """Time the steps of a rehearsal, and measure the memory of small chunks on the way."""
+    """Time the steps of a rehearsal."""
 
     def __init__(self, run):
-        self.run, self.marks, self.peaks = run, [], {}
+        self.run, self.marks = run, []
 
     def tick(self):
         """Call before every step, and after the last one."""
         self.marks.append(now())
-        if self.run.accelerator.device.type == "cuda" and self.run.cfg.steps >= STEPS:
-            self._probe(len(self.marks) - 1)
-
-    def _probe(self, step):
-        backward = self.run.backward
-        if step - 1 in PROBES:
-            self.peaks[backward.micro_batch] = peak_memory(self.run.accelerator)
-        if step == min(PROBES):
-            self.whole = backward.micro_batch  # what the first step found to fit
-        if step in (*PROBES, max(PROBES) + 1):
-            backward.micro_batch = min(PROBES.get(step, self.whole), self.whole)
-            torch.cuda.reset_peak_memory_stats()
 
     def step_seconds(self):
         """The mean of a round of all tasks, each place in it at its quickest.
@@ -66,25 +53,14 @@ class Clock:
         places = [min(steps[i :: self.run.round]) for i in range(min(self.run.round, len(steps)))]
         return sum(places) / len(places)
 
-    def fitting(self, rows, total):
-        """How many of `rows` fit into 95 % of `total` bytes: memory is a + b * rows."""
-        if len(self.peaks) < 2:
-            return self.run.backward.micro_batch  # not measured: those that were seen to fit
-        low, high = min(self.peaks), max(self.peaks)
-        slope = (self.peaks[high] - self.peaks[low]) / (high - low)
-        room = total * 0.95 - self.peaks[low]
-        return rows if slope <= 0 else max(1, min(rows, int(low + room / slope)))
 
-
-def report(run, clock, batch):
+def report(run, clock):
     """Try the checkpoint, print what the run needs on every rank's behalf, raise `Rehearsed`."""
     accelerator = run.accelerator
-    cuda = accelerator.device.type == "cuda"
-    total = torch.cuda.mem_get_info(accelerator.device)[1] if cuda else 0
-    needs = [[peak_memory(accelerator), clock.fitting(len(batch["rows"]), total)]]
-    needs = accelerator.gather(torch.tensor(needs, device=accelerator.device)).tolist()
+    peak = torch.tensor([peak_memory(accelerator)], device=accelerator.device)
+    peaks = accelerator.gather(peak).tolist()
     fault = round_trip(run)
-    raise Rehearsed(on_main(accelerator, _table, run, clock, needs, fault))
+    raise Rehearsed(on_main(accelerator, _table, run, clock, peaks, fault))
 
 
 def peak_memory(accelerator):
@@ -118,7 +94,7 @@ def round_trip(run):
     return f"the checkpoint does not restore {wrong[0]}: this is a bug." if wrong else ""
 
 
-def _table(run, clock, needs, fault):
+def _table(run, clock, peaks, fault):
     """Print the needs (main process); the fault, that of the disk included."""
     cfg, device = run.cfg, run.accelerator.device.type
     found = checkpoints(run.folder / "checkpoints")
@@ -127,15 +103,15 @@ def _table(run, clock, needs, fault):
     seconds = clock.step_seconds()
     last = clock.marks[-1] - clock.marks[-2] - seconds  # evaluation and checkpoint
     total = seconds * cfg.steps + last * (cfg.steps // min(cfg.eval_every, cfg.save_every) + 1)
-    memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, (peak, _) in enumerate(needs))
+    memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, peak in enumerate(peaks))
     print(f"""
-rehearsal of {run.stage}: {len(needs)} process{"es" * (len(needs) > 1)}, {device}
+rehearsal of {run.stage}: {len(peaks)} process{"es" * (len(peaks) > 1)}, {device}
   seconds per step       {seconds:.4f} at the end of training
   evaluation, checkpoint {last:.2f} s each time
   total                  at most {total / 60:.1f} minutes for {cfg.steps} steps
   peak memory            {memory}
-  micro-batch            {run.backward.micro_batch} rows used; \
-{min(rows for _, rows in needs)} fit, of {cfg.batch_size // len(needs)} per process
+  micro-batch            {run.backward.micro_batch} rows fit, of {cfg.batch_size // len(peaks)} \
+per process
   cache                  {cache_bytes(run) / 2**20:.1f} MiB in {cfg.cache}
   checkpoint             {size / 2**20:.1f} MiB, {cfg.keep} kept: {need / GIB:.2f} GiB needed, \
 {free / GIB:.1f} GiB free

@@ -157,7 +157,7 @@ class Run:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
         if self.cfg.dry_run:
             clock.tick()
-            rehearsal.report(self, clock, batch)
+            rehearsal.report(self, clock)
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
