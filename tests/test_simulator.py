@@ -116,7 +116,6 @@ def test_guards_hold_at_every_frame(run, start):
     mean = start.mean(-1)[:, None]
     assert abs(held.mean(-1) - mean).max() < 1e-6 < 1e-2 < abs(free.mean(-1) - mean).max()
     with pytest.raises(UsageError, match="not at points"):
-        sim.tasks["burgers1d"].codec.config["kind"] = "grid"
         sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", guards="conserve", points=[[0.5]])
 
 
@@ -141,6 +140,17 @@ def test_fields_are_read_at_any_point_of_the_domain(tmp_path, monkeypatch):
             sim.rollout(u0, 2, points=wrong)
 
 
+def test_of_a_patch_codec_the_grid_is_interpolated(sim, start):
+    call = dict(u0=start, steps=3, params={"nu": 0.1}, task="burgers1d")
+    x = (np.arange(32)[:, None] + 0.5) / 32
+    whole = sim.rollout(**call)
+    assert np.allclose(sim.rollout(**call, points=x), whole, atol=1e-5)
+    assert np.allclose(sim.rollout(**call, points=x + 1), whole, atol=1e-5)  # a circle
+    between = sim.rollout(**call, points=x + 1 / 64)
+    assert not np.allclose(between, whole, atol=1e-2)
+    assert np.allclose(between.mean(-1), whole.mean(-1), atol=1e-5)  # as trigonometric ones have
+
+
 @pytest.mark.parametrize("change, words", [
     (dict(task=None), "choose one of burgers1d, advection1d"),
     (dict(u0=np.zeros((3, 32))), r"shape \(3, 32\); burgers1d here takes \(batch, 1, 32\)"),
@@ -158,7 +168,7 @@ def test_fields_are_read_at_any_point_of_the_domain(tmp_path, monkeypatch):
     (dict(dt=0.0), "above 0"),
     (dict(members=0), "above 0"),
     (dict(guards="divfree"), "makes no sense"),
-    (dict(points=[[0.5]]), "learned codec"),
+    (dict(points=[0.5]), r"shape \(1,\), not \(P, 1\)"),
 ])
 def test_wrong_use_is_one_sentence(sim, start, change, words):
     call = dict(u0=start, steps=4, params={"nu": 0.1}, task="burgers1d") | change

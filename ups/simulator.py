@@ -70,7 +70,8 @@ class Simulator:
         dt       size of a step, by default that of the data, which is all that training has seen
         frames   the steps to return, such as range(10, 41, 10); by default all, 1 .. steps
         members  how many to draw from the student, or else the diffusion corrector, of the run
-        points   coordinates (P, axes) inside the domain, for the learned `grid` codec
+        points   coordinates (P, axes) inside the domain: a `grid` codec has learned to read fields
+                 there, of a `patch` codec the grid is interpolated
         guards   some of "conserve,positive,divfree": see ups/eval/guards.py
         """
         if task is None and len(self.tasks) == 1:
@@ -194,9 +195,6 @@ def _condition(given, task, batch):
 
 def _places(points, task):
     """Coordinates (P, axes) as shares of the domain."""
-    if task.codec.config["kind"] != "grid":
-        raise UsageError("points need the learned codec, and this run has the patch codec; train "
-                         "one with train_codec.py, then train_operator.py --codec grid.")
     low, high = torch.tensor(task.fields.spec.domain, dtype=torch.float64).T
     points = torch.as_tensor(points, dtype=torch.float64).cpu()
     if points.ndim != 2 or points.shape[1] != len(low) or not len(points):
