@@ -83,7 +83,7 @@ def plan(args, extra):
     if missing := [folder for folder in args.link if not Path(folder).is_dir()]:
         raise UsageError(f"--link {missing[0]}: there is no such folder.")
     plain, cells = flat(parse(config, extra)), {}
-    systems = {field.name for field in dataclasses.fields(RunConfig)} - {"data"}
+    systems = vars(RunConfig()).keys() - {"data"}
     for values in itertools.product(*(values.split(",") for values in grid.values())):
         choice = dict(zip(grid, values, strict=True))
         for seed in range(args.seeds):

@@ -5,7 +5,6 @@ operator left in test.json, which is of the protocol `initial`. The table is pri
 beside the first run as compare.html, where a click on a column sorts by it.
 """
 
-import dataclasses
 from html import escape
 from pathlib import Path
 from string import Template
@@ -76,7 +75,7 @@ def read_run(run, folder):
     if not rows:
         raise UsageError(f"{run} has no numbers of an operator yet; train one, then run "
                          f"`accelerate launch evaluate.py --run {run}`.")
-    skipped = {field.name for field in dataclasses.fields(RunConfig)} - {"data"} | {"tasks"}
+    skipped = vars(RunConfig()).keys() - {"data"} | {"tasks"}
     settings = {}
     for path in sorted(run.glob("*/config.json")):
         prefix = "" if path.parent.name == "operator" else f"{path.parent.name}: "

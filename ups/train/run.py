@@ -12,7 +12,6 @@ stopped or out_of_memory.
 """
 
 import contextlib
-import dataclasses
 import math
 import signal
 import sys
@@ -67,9 +66,8 @@ class Run:
         self.lock = take_lock(self.folder)
         if self.cfg.dry_run:
             rehearsal.clear(self.folder)
-        systems = {field.name for field in dataclasses.fields(RunConfig)}
         try:
-            return take_folder(self.folder, flat(self.cfg), systems)
+            return take_folder(self.folder, flat(self.cfg), vars(RunConfig()).keys())
         except UsageError:
             self.lock.close()
             raise
