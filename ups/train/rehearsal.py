@@ -7,6 +7,7 @@ data, codec and cache. Exit codes as of a run, and one sentence that says what t
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import resource
 import shutil
@@ -33,34 +34,30 @@ class Rehearsed(Exception):
     """The rehearsal is over; its message is the fault that it found, or empty."""
 
 
-class Clock:
-    """Time the steps of a rehearsal."""
-
-    def __init__(self, run):
-        self.run, self.marks = run, []
-
-    def tick(self):
-        """Call before every step, and after the last one."""
-        self.marks.append(now())
-
-    def step_seconds(self):
-        """The mean of a round of all tasks, each place in it at its quickest.
-
-        The last step evaluates and saves: it does not count.
-        """
-        steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        steps = steps[:-1] or steps
-        places = [min(steps[i :: self.run.round]) for i in range(min(self.run.round, len(steps)))]
-        return sum(places) / len(places)
+def mark(run):
+    """Call before every step."""
+    run.marks.append(now())
 
 
-def report(run, clock):
+def step_seconds(marks, round):
+    """The mean of a round of all tasks, each place in it at its quickest.
+
+    `marks` are the seconds before each step and after the last, which evaluates and saves: it does
+    not count.
+    """
+    steps = [b - a for a, b in itertools.pairwise(marks)]
+    steps = steps[:-1] or steps
+    places = [min(steps[i::round]) for i in range(min(round, len(steps)))]
+    return sum(places) / len(places)
+
+
+def report(run):
     """Try the checkpoint, print what the run needs on every rank's behalf, raise `Rehearsed`."""
-    accelerator = run.accelerator
+    accelerator, marks = run.accelerator, [*run.marks, now()]
     peak = torch.tensor([peak_memory(accelerator)], device=accelerator.device)
     peaks = accelerator.gather(peak).tolist()
     fault = round_trip(run)
-    raise Rehearsed(on_main(accelerator, _table, run, clock, peaks, fault))
+    raise Rehearsed(on_main(accelerator, _table, run, marks, peaks, fault))
 
 
 def peak_memory(accelerator):
@@ -94,14 +91,14 @@ def round_trip(run):
     return f"the checkpoint does not restore {wrong[0]}: this is a bug." if wrong else ""
 
 
-def _table(run, clock, peaks, fault):
+def _table(run, marks, peaks, fault):
     """Print the needs (main process); the fault, that of the disk included."""
     cfg, device = run.cfg, run.accelerator.device.type
     found = checkpoints(run.folder / "checkpoints")
     size = sum(file.stat().st_size for file in found[0].iterdir()) if found else 0
     need, free = size * (cfg.keep + 1), shutil.disk_usage(run.folder).free
-    seconds = clock.step_seconds()
-    last = clock.marks[-1] - clock.marks[-2] - seconds  # evaluation and checkpoint
+    seconds = step_seconds(marks, run.round)
+    last = marks[-1] - marks[-2] - seconds  # evaluation and checkpoint
     total = seconds * cfg.steps + last * (cfg.steps // min(cfg.eval_every, cfg.save_every) + 1)
     memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, peak in enumerate(peaks))
     print(f"""

@@ -51,6 +51,7 @@ class Run:
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = False
+        self.marks = []              # times before each step of a rehearsal
         self.last_saved = self.lock = self.wandb = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator(cfg.debug)
@@ -139,12 +140,11 @@ class Run:
             self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
         if show and not self.finished:
             begin_folder(self.folder, flat(self.cfg))
-        clock = rehearsal.Clock(self)
         with self.bar, self._signals(), rehearsal.debugging(self) as trace:
             for batch in loader:
                 self.step = batch["step"] + 1
                 if self.cfg.dry_run:
-                    clock.tick()
+                    rehearsal.mark(self)
                 yield batch
                 self.bar.update()
                 trace()
@@ -154,8 +154,7 @@ class Run:
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
         if self.cfg.dry_run:
-            clock.tick()
-            rehearsal.report(self, clock)
+            rehearsal.report(self)
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
