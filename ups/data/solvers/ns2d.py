@@ -7,7 +7,8 @@ large scales (the setting of Kochkov et al. 2021). Pseudo-spectral in vorticity:
 the quadratic term is free of aliasing, hence conserves energy and enstrophy; in the form of
 Basdevant (1983), curl div(u u), it takes four transforms. Time: Runge-Kutta of order 4 with the
 linear terms integrated exactly (integrating factor). dt keeps (|u| + |v|) kmax dt below 2, of 2.8
-that are stable, for |u| + |v| <= 6. Axes (y, x) at x = 2 pi i / n, channels (u, v), zero mean.
+that are stable, for |u| + |v| <= 6. Axes (y, x) at x = 2 pi i / n, channels (u, v), zero mean;
+whoever reads a file takes its values to stand at cell centres, so there all is half a cell further.
 """
 
 import math
