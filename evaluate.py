@@ -24,7 +24,6 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
-from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.compare import compare
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
@@ -73,19 +72,12 @@ def find_stages(run):
     if steady and not (run / "operator").is_dir():
         return {}, steady
     operator = load_operator(run)
-    for task in operator.settings.tasks:
-        folder = run / "codec" / task.split(":")[0] / "model"
-        if not (folder / "config.json").exists():
-            raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
-                             f"put it back, or train a new --run.")
     return {"operator": operator} | {stage: load_corrector(run, stage, operator)
                                      for stage in ENSEMBLES if stage in done}, steady
 
 
 def open_data(accelerator, cfg, operator):
     """The tasks of the operator, their fields beginning where the protocol begins."""
-    for task in operator.settings.tasks if cfg.data else ():
-        open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
     places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
     tasks = open_tasks(accelerator, inherit(places, operator))
     for task in tasks:
@@ -93,9 +85,9 @@ def open_data(accelerator, cfg, operator):
             if operator.config["lineage"].get(f"{what} of {task.name}") != mark:
                 raise UsageError(f"{cfg.run}: the operator was trained with another {what} of "
                                  f"{task.name} than the one that is there; put that one back.")
-        if cfg.guards:
-            check_guards(cfg.guards, task)
         task.fields = begin(task.fields, cfg.protocol)
+    for task, guards in zip(tasks, check_guards(cfg.guards, *tasks), strict=True):
+        task.guards = guards
     return tasks
 
 
@@ -105,7 +97,7 @@ def evaluate(accelerator, cfg, task, index, stages):
                         calls_of(cfg, name, stage), stage.settings.correct_every)
                  for name, stage in stages.items() if name in ENSEMBLES}
     sizes = {name: ensemble[1] for name, ensemble in ensembles.items()}
-    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, cfg.guards,
+    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, task.guards,
                                cfg.seed)
     test = task.fields.split("test")[: cfg.trajectories or None]
     tables, milliseconds = measure_all(accelerator, task, forecasts, test,

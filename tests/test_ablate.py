@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import signal
 from pathlib import Path
 
@@ -142,3 +143,7 @@ def test_the_test_score_is_of_the_same_quantity_as_validation(tmp_path):
                                         "d": {"crps": [1.0, 1.0]}}}, (0.5 + 0.25) / 2)):
         (tmp_path / "test.json").write_text(json.dumps({"tasks": {"one": task, "two": task}}))
         assert ablation.test_score(tmp_path / "test.json") == expected
+    tasks = {name: {"nrmse_rollout": {"operator": error}} for name, error in (("a", 8), ("b", 2))}
+    (tmp_path / "test.json").write_text(json.dumps({"tasks": tasks}))
+    assert ablation.test_score(tmp_path / "test.json") == 4.0  # as validation: the geometric mean
+    assert math.isnan(ablation.test_score(tmp_path / "nothing.json"))

@@ -125,6 +125,9 @@ def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
     with pytest.raises(UsageError, match="train it first with .*train_operator.py"):
         train_diffusion.main(["--run", str(tmp_path / "empty"), *STAGES["diffusion"][1]])
     run = copied(base, tmp_path)
+    with pytest.raises(UsageError, match="no burgers1d file in"):
+        train_diffusion.main(["--run", run, "--data", str(tmp_path / "elsewhere")])
+    assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(UsageError, match="train it first with .*train_diffusion.py"):
         train_consistency.main(["--run", run, *STAGES["consistency"][1]])
     operator.mark = "other"
@@ -140,7 +143,7 @@ def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
         load_corrector(tmp_path / "run", "consistency", operator)
     end = tmp_path / "run" / "operator" / "exit.json"
     end.write_text(json.dumps({"status": "stopped", "step": 3, "reason": ""}))
-    with pytest.raises(UsageError, match="not finished .*stopped"):
+    with pytest.raises(UsageError, match="not finished .*stopped.*--config"):
         train_diffusion.main(["--run", run, *STAGES["diffusion"][1]])
     with pytest.raises(UsageError, match="--calls must be between 1 and 2, not 3"):
         train_consistency.main(["--run", run, "--calls", "3"])

@@ -144,6 +144,16 @@ def test_pdebench_starts_from_the_tenth_frame(base, tmp_path):
         error.mean(0).tolist(), rel=1e-4)
 
 
+def test_each_task_has_the_guards_that_suit_it(base, tmp_path):
+    run = copied(base, tmp_path)
+    evaluate.main(["--run", str(run), "--guards", "conserve", "--trajectories", "2"])
+    burgers1d, diffreact2d = results(run, "evaluation_partial")["tasks"].values()
+    assert "guarded" not in diffreact2d["forecasts"]  # it keeps the mean of no channel
+    drift = {name: burgers1d["forecasts"][name]["scores"]["drift"]["all"]
+             for name in ("operator", "guarded")}
+    assert drift["guarded"] < 1e-6, drift
+
+
 def test_a_failure_leaves_the_earlier_report(base, tmp_path, monkeypatch):
     run = copied(base, tmp_path)
     flags = ["--run", str(run), "--trajectories", "2"]
@@ -171,9 +181,9 @@ def other_weights(folder):
 @pytest.mark.parametrize("how, flags, words", [
     ("name", ["--run", "{run}s"], "there is no run .*runs; the nearest is .*run"),
     ("no operator", [], "there is no such stage yet; train it first with .*train_operator.py"),
-    ("stopped", [], "is not finished .*stopped"),
+    ("stopped", [], "is not finished .*stopped.*train_operator.py --run .*run --config .*/config"),
     ("short", ["--protocol", "pdebench"], "gives 13 frames, and .* has 13 at --stride_t 1; use"),
-    ("no codec", [], "codec .* is missing"),
+    ("no codec", [], "codec .* is missing; put it back, or remove operator/exit.json and run"),
     ("no config", [], "operator has no config.json; put it back"),
     ("other data", ["--data", "{run}/nothing"], "no burgers1d file in .*nothing"),
     ("other codec", [], "trained with another codec of burgers1d"),

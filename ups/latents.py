@@ -150,6 +150,10 @@ def check_codec(cfg, fine=0):
         raise UsageError(f"--codec {cfg.codec}: it is patch, as --fine needs it.")
     if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
+    for name in ("patch", "components") if cfg.codec == "grid" else ():
+        if getattr(cfg, name) != getattr(type(cfg), name):
+            raise UsageError(f"--{name} is for --codec patch; a learned codec has that which "
+                             "train_codec.py was given.")
 
 
 def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):
@@ -172,6 +176,8 @@ def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, 
 def open_tasks(accelerator, cfg, split=None, **codec):
     """Fields and codec of every task of `cfg`, and, for a `split`, its cached latents."""
     names = [task.split(":")[0] for task in cfg.tasks]
+    if not names:
+        raise UsageError("--tasks: name at least one.")
     if len(set(names)) < len(names):
         raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
                          "task as in burgers1d:nu=0.001,0.01.")
@@ -206,7 +212,8 @@ def _open_task(accelerator, cfg, task, split, patch, folder=None, components=Non
                          "own file or folder by --data, or another --run.")
     if kind == "patch" and codec.config["asked"] != asked:
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
-                         "asked for; use the old values, or give another --run.")
+                         "asked for; use the old values, give another --run, or, where nothing "
+                         "has been trained with it, remove it.")
     codec.to(accelerator.device)
     cache = split and build_cache(
         accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark,

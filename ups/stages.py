@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ups.config import UsageError
+from ups.data.fields import open_fields
 from ups.models.corrector import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
@@ -32,7 +33,14 @@ def load_operator(run):
     def build(config, tasks):
         return LatentOperator(_sizes(config), tasks, config.get("fine", 0))
 
-    return load_stage(run, "operator", build)
+    loaded = load_stage(run, "operator", build)
+    for task in loaded.settings.tasks:
+        folder = Path(run) / "codec" / task.split(":")[0] / "model"
+        if not (folder / "config.json").exists():
+            fitted = ", or remove operator/exit.json and run the operator's command again"
+            raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
+                             f"put it back{fitted * (loaded.settings.codec == 'patch')}.")
+    return loaded
 
 
 def load_corrector(run, stage, operator):
@@ -57,6 +65,9 @@ def inherit(cfg, operator):
     default = RunConfig()
     own = {name: value for name, value in vars(cfg).items()
            if name not in ("data", "cache") or value != getattr(default, name)}
+    if own.get("data", operator.settings.data) != operator.settings.data:
+        for task in operator.settings.tasks:
+            open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
     return SimpleNamespace(**vars(operator.settings) | own)
 
 
@@ -64,7 +75,9 @@ def load_stage(run, stage, build):
     """The frozen model of a finished stage; build(config, tasks) makes it without its weights."""
     folder = Path(run) / stage
     end = read_json(folder / "exit.json")
-    command = f"`accelerate launch train_{stage}.py --run {shlex.quote(str(run))}`"
+    known = f" --config {shlex.quote(str(folder / 'config.json'))}"  # as it was begun
+    command = (f"`accelerate launch train_{stage}.py --run {shlex.quote(str(run))}"
+               f"{known * (folder / 'config.json').exists()}`")
     if stage == "operator" and not folder.is_dir() and (Path(run) / "steady").is_dir():
         raise UsageError(f"{run} holds a steady prior alone, and this needs an operator; "
                          f"`accelerate launch evaluate.py --run {run}` reports what it holds.")

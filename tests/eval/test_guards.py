@@ -130,3 +130,13 @@ def test_guards_that_make_no_sense_are_refused_in_one_sentence(name, guards, wor
                                  fields=types.SimpleNamespace(spec=spec))
     with pytest.raises(UsageError, match=words):
         check_guards(guards, task)
+
+
+def test_of_several_tasks_each_has_the_guards_that_suit_it():
+    tasks = [types.SimpleNamespace(
+        name=name, conserved=TASKS[name].conserved,
+        fields=types.SimpleNamespace(spec=types.SimpleNamespace(boundary="periodic")))
+        for name in ("ns2d", "burgers1d", "reacdiff1d")]
+    assert check_guards("conserve,divfree", *tasks) == [("divfree",), ("conserve",), ()]
+    with pytest.raises(UsageError, match="no guard conserv;"):
+        check_guards("conserv", *tasks)

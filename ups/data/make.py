@@ -207,8 +207,11 @@ def _complete(path, job):
         print(f"{path} is complete.")
         return True
     differ = [f"{key}={there[key]}" for key in job if key in there and there[key] != job[key]]
-    raise UsageError(f"{path} is there with other settings ({', '.join(differ) or 'not ours'}); "
-                     "remove it or choose another --out.")
+    if not differ:
+        raise UsageError(f"{path} is there and not ours; `python -m ups.data inspect` says what it "
+                         "holds. Remove it, or choose another folder.")
+    raise UsageError(f"{path} is there with other settings ({', '.join(differ)}); remove it or "
+                     "choose another --out.")
 
 
 def _bytes(job):

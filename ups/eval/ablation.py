@@ -33,16 +33,16 @@ def result(run):
 
 
 def test_score(path):
-    """What test.json says of the quantity that validation measures, mean over tasks."""
-    scores = []
-    for task in read_json(path).get("tasks", {}).values():
-        if "scores" in task:  # CRPS of the last row, as a share of the operator's
-            alone, *_, last = (row["crps"] for row in task["scores"].values())
-            scores.append(statistics.mean(a / b for a, b in zip(last, alone, strict=True)))
-        else:
-            own = task.get("nrmse_grid") or task.get("nrmse_members")  # of a codec, a steady prior
-            scores.append(own or task["nrmse_rollout"]["operator"])
-    return statistics.mean(scores or [math.nan])
+    """What test.json says of the quantity that validation measures, over tasks as it does: of
+    errors the geometric mean, of shares of the operator's the mean."""
+    tasks, shares = read_json(path).get("tasks", {}).values(), []
+    for rows in (task["scores"].values() for task in tasks if "scores" in task):
+        alone, *_, last = (row["crps"] for row in rows)
+        shares.append(statistics.mean(a / b for a, b in zip(last, alone, strict=True)))
+    if shares or not tasks:
+        return statistics.mean(shares or [math.nan])
+    return math.prod(task.get("nrmse_grid") or task.get("nrmse_members")  # of a codec, steady prior
+                     or task["nrmse_rollout"]["operator"] for task in tasks) ** (1 / len(tasks))
 
 
 def table(cells):

@@ -18,21 +18,28 @@ from ups.config import UsageError
 from ups.data.tasks import TASKS
 
 
-def check_guards(names, task):
-    """The guards in "conserve,positive", or in a list, for `task`; refuses what makes no sense."""
+def check_guards(names, *tasks):
+    """Of the guards in "conserve,positive", or in a list, those that suit each of the `tasks`;
+    refuses what suits none."""
     names = [n.strip() for n in names.split(",") if n.strip()] if isinstance(names, str) else names
-    about, closed = TASKS[task.name], task.fields.spec.boundary != "periodic"
-    wrong = {"conserve": not task.conserved and "its equation keeps the mean of no channel",
-             "positive": not about.positive and "its channels may have either sign",
-             "divfree": (not about.solenoidal and "it has no velocity without divergence" or
-                         closed and "its boundary is closed and the projection is periodic")}
+    wrong = [_unsuited(task) for task in tasks]
     for name in names:
-        if name not in wrong:
-            raise UsageError(f"there is no guard {name}; there are {', '.join(wrong)}.")
-        if wrong[name]:
-            raise UsageError(f"{task.name}: the guard {name} makes no sense here, for "
-                             f"{wrong[name]}; leave it out.")
-    return tuple(name for name in wrong if name in names)
+        if name not in wrong[0]:
+            raise UsageError(f"there is no guard {name}; there are {', '.join(wrong[0])}.")
+        if all(reasons[name] for reasons in wrong):
+            raise UsageError(f"{tasks[0].name}: the guard {name} makes no sense here, for "
+                             f"{wrong[0][name]}; leave it out.")
+    return [tuple(name for name, reason in reasons.items() if name in names and not reason)
+            for reasons in wrong]
+
+
+def _unsuited(task):
+    """For each guard why it makes no sense; empty where it does."""
+    about, closed = TASKS[task.name], task.fields.spec.boundary != "periodic"
+    return {"conserve": "" if task.conserved else "its equation keeps the mean of no channel",
+            "positive": "" if about.positive else "its channels may have either sign",
+            "divfree": ("it has no velocity without divergence" if not about.solenoidal else
+                        "its boundary is closed and the projection is periodic" * closed)}
 
 
 class Guard:
@@ -43,7 +50,7 @@ class Guard:
 
     def __init__(self, names, task, u0):
         spec, about = task.fields.spec, TASKS[task.name]
-        self.names, self.codec = check_guards(names, task), task.codec
+        (self.names,), self.codec = check_guards(names, task), task.codec
         self.axes = list(range(2, u0.ndim))
         self.means = self._mean(u0)  # (B, C, 1, ..)
         self.held = task.conserved if "conserve" in self.names else []

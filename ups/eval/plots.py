@@ -33,8 +33,8 @@ def draw_rollouts(figure, spec, channel, shown, tables):
     truth, fields = (shown[key][:, :, channel].float().cpu().numpy() for key in ("truth", "fields"))
     draw = _draw_1d if len(spec.grid) == 1 else _draw_2d
     _error_curve(draw(figure, spec, truth, fields, shown["operator"].mean(1)), tables)
-    figure.suptitle(f"{spec.task}: {spec.channels[channel]}, rolled out from the first frame, "
-                    "test split")
+    figure.suptitle(f"{spec.task}: {spec.channels[channel]}, rolled out from the first frame "
+                    "(t = 0), test split")
 
 
 def _draw_1d(figure, spec, truth, fields, scores):
@@ -82,9 +82,9 @@ def _draw_2d(figure, spec, truth, fields, scores):
     labels = (f"truth (median, nRMSE {scores[1]:.3g})", "prediction", "error")
     for row, label in enumerate(labels):
         axes[row, 0].set_ylabel(label)
-    axes[0, -1].axis("off")
-    axes[1, -1].axis("off")
-    return axes[2, -1]
+    for axis in axes[:, -1]:
+        axis.remove()
+    return figure.add_subplot(axes[0, -1].get_gridspec()[:, -1])
 
 
 def _planes(*fields):
@@ -209,13 +209,17 @@ def draw_steady(figure, spec, truth, members, scores):
 
 def _error_curve(axis, tables):
     steps = np.arange(1, tables["operator"].shape[1] + 1)
+    bottom, floor = tables["operator"].mean(0).min().item() / 30, tables["codec"].mean().item()
+    names = {"codec": "codec floor" if floor > bottom else f"codec floor: {floor:.0e}"}
     for name, colour in (("persistence", "0.5"), ("operator", "C0"), ("codec", "C2")):
         values = np.maximum(tables[name].numpy(), 1e-12)
         axis.plot(steps, values.mean(0), color=colour, marker="o" if len(steps) == 1 else None,
-                  label="codec floor" if name == "codec" else name)
+                  label=names.get(name, name))
         if name == "operator":
             low, high = np.quantile(values, (0.1, 0.9), axis=0)
             axis.fill_between(steps, low, high, color=colour, alpha=0.2)
     axis.set(yscale="log", xlabel="steps", ylabel="nRMSE", title="error (band: 10 to 90 %)")
+    if 0 < bottom and floor <= bottom:  # a lossless codec would squeeze all others together
+        axis.set_ylim(bottom=bottom)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)

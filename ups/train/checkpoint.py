@@ -161,7 +161,7 @@ def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
     folder = Path(folder)
     stage = (folder.parent / "exit.json").exists()  # a fitted codec has none
-    what = "exit.json beside it" if stage else "this folder"
+    what = "exit.json beside it" if stage else "this folder and the exit.json of its stage"
     again = f"remove {what}, and run the command that made it again"
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).exists():
