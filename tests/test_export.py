@@ -70,7 +70,7 @@ def test_the_card_takes_the_evaluation_where_there_is_one(run, tmp_path):
     (run / "evaluation").mkdir()
     mark = json.loads((run / "operator" / "model" / "config.json").read_text())["fingerprint"]
     score = {"scores": {"nrmse": {"all": 0.25, "by_lead": [0.1, 0.2, 0.3, 0.4, 0.5, None]},
-                        "crps": {"all": 0.125}}}
+                        "crps": {"all": 0.125}}, "members": 8, "calls": 2}
     about = {"lineage": {"operator": {"fingerprint": mark}}, "definitions": {
         "nrmse": "nRMSE = so and so", "crps": "CRPS = this and that"}, "tasks": {"burgers1d": {
             "steps": 6, "forecasts": {"shifted": score, "diffusion": score, "operator": score}}}}
@@ -78,10 +78,10 @@ def test_the_card_takes_the_evaluation_where_there_is_one(run, tmp_path):
     path.write_text(json.dumps(about))
     main([str(run), "--out", str(tmp_path / "model")])
     text = (tmp_path / "model" / "README.md").read_text()
-    assert """| burgers1d: nRMSE | step 1 | step 5 | all steps | CRPS |
-| --- | --- | --- | --- | --- |
-| operator | 0.1 | 0.5 | 0.25 | 0.125 |
-| diffusion | 0.1 | 0.5 | 0.25 | 0.125 |
+    assert """| burgers1d: nRMSE | step 1 | step 5 | all steps | CRPS | members | calls |
+| --- | --- | --- | --- | --- | --- | --- |
+| operator | 0.1 | 0.5 | 0.25 | 0.125 | 8 | 2 |
+| diffusion | 0.1 | 0.5 | 0.25 | 0.125 | 8 | 2 |
 
 nRMSE = so and so; CRPS = this and that.""" in text
     assert ModelCard(text).data.eval_results[0].metric_value == 0.25

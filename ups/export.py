@@ -105,9 +105,11 @@ def measured(sim):
     for task, result in about["tasks"].items():
         steps, tables[task] = [lead for lead in LEADS if lead <= result["steps"]], {}
         for row in (row for row in ROWS if row in result["forecasts"]):
-            nrmse, crps = (result["forecasts"][row]["scores"][name] for name in ("nrmse", "crps"))
+            forecast = result["forecasts"][row]
+            nrmse, crps = (forecast["scores"][name] for name in ("nrmse", "crps"))
             tables[task][row] = {f"step {k}": nrmse["by_lead"][k - 1] for k in steps} | {
-                "all steps": nrmse["all"], "CRPS": crps["all"]}
+                "all steps": nrmse["all"], "CRPS": crps["all"],
+                "members": forecast["members"], "calls": forecast["calls"]}
     return tables, "; ".join(about["definitions"][name] for name in ("nrmse", "crps"))
 
 

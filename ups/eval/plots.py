@@ -109,6 +109,8 @@ def draw_ensemble(figure, spec, channel, truth, members, result):
             if label != "operator" or key == "crps":
                 axis.plot(result["leads"], scores[key], "o-", ms=3, color=f"C{row}", label=label)
         axis.set(title=title, xlabel="steps")
+        if len(result["leads"]) == 1:  # of a steady task
+            axis.set_xticks(result["leads"])
         axis.grid(alpha=0.25)
     curves[0].set_yscale("log")
     curves[0].legend(fontsize=8)
