@@ -24,6 +24,7 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
+from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.compare import compare
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
@@ -72,14 +73,23 @@ def find_stages(run):
     if steady and not (run / "operator").is_dir():
         return {}, steady
     operator = load_operator(run)
+    for task in operator.settings.tasks:
+        folder = run / "codec" / task.split(":")[0] / "model"
+        if not (folder / "config.json").exists():
+            raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
+                             f"put it back, or train a new --run.")
     return {"operator": operator} | {stage: load_corrector(run, stage, operator)
                                      for stage in ENSEMBLES if stage in done}, steady
 
 
 def open_data(accelerator, cfg, operator):
     """The tasks of the operator, their fields beginning where the protocol begins."""
-    places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
-    tasks = open_tasks(accelerator, inherit(places, operator))
+    settings = inherit(SimpleNamespace(run=cfg.run), operator)
+    if cfg.data:
+        settings.data = cfg.data
+        for task in settings.tasks:
+            open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
+    tasks = open_tasks(accelerator, settings)
     for task in tasks:
         for what, mark in (("codec", task.fingerprint), ("data", task.fields.digest)):
             if operator.config["lineage"].get(f"{what} of {task.name}") != mark:

@@ -183,9 +183,10 @@ def other_weights(folder):
     ("no operator", [], "there is no such stage yet; train it first with .*train_operator.py"),
     ("stopped", [], "is not finished .*stopped.*train_operator.py --run .*run --config .*/config"),
     ("short", ["--protocol", "pdebench"], "gives 13 frames, and .* has 13 at --stride_t 1; use"),
-    ("no codec", [], "codec .* is missing; put it back, or remove operator/exit.json and run"),
+    ("no codec", [], "codec .* is missing; put it back"),
     ("no config", [], "operator has no config.json; put it back"),
     ("other data", ["--data", "{run}/nothing"], "no burgers1d file in .*nothing"),
+    ("default data", ["--data", "data"], "no burgers1d file in data"),
     ("other codec", [], "trained with another codec of burgers1d"),
     ("other operator", [], "trained for another operator"),
     ("protocol", ["--protocol", "well"], "--protocol well: it is initial or pdebench"),
@@ -194,6 +195,7 @@ def other_weights(folder):
 ])
 def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, words):
     run = copied(base, tmp_path, "diffusion")
+    monkeypatch.chdir(tmp_path)
     if how == "no operator":
         shutil.rmtree(run / "operator")
     elif how == "stopped":

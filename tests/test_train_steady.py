@@ -275,7 +275,7 @@ def test_a_dry_run_and_debug(tmp_path, data, capsys):
     (["--calls", "1"], "--calls must be at least 2"),
     (["--table", "0"], "--table takes numbers"),
     (["--operator", "nowhere"], "there is no such stage yet"),
-    (["--codec", "grid", "--patch", "8"], "there is no learned codec yet"),
+    (["--codec", "grid"], "there is no learned codec yet"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     with pytest.raises(UsageError) as caught:

@@ -150,10 +150,6 @@ def check_codec(cfg, fine=0):
         raise UsageError(f"--codec {cfg.codec}: it is patch, as --fine needs it.")
     if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
-    for name in ("patch", "components") if cfg.codec == "grid" else ():
-        if getattr(cfg, name) != getattr(type(cfg), name):
-            raise UsageError(f"--{name} is for --codec patch; a learned codec has that which "
-                             "train_codec.py was given.")
 
 
 def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):

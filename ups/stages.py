@@ -33,14 +33,7 @@ def load_operator(run):
     def build(config, tasks):
         return LatentOperator(_sizes(config), tasks, config.get("fine", 0))
 
-    loaded = load_stage(run, "operator", build)
-    for task in loaded.settings.tasks:
-        folder = Path(run) / "codec" / task.split(":")[0] / "model"
-        if not (folder / "config.json").exists():
-            fitted = ", or remove operator/exit.json and run the operator's command again"
-            raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
-                             f"put it back{fitted * (loaded.settings.codec == 'patch')}.")
-    return loaded
+    return load_stage(run, "operator", build)
 
 
 def load_corrector(run, stage, operator):

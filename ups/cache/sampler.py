@@ -10,7 +10,7 @@ import hashlib
 
 import torch
 
-from ups.config import UsageError, each
+from ups.config import each
 
 
 class StepSampler:
@@ -23,9 +23,6 @@ class StepSampler:
         self.seed, self.start = seed, start
         self.shares = each("shares", shares, len(sizes))
         tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.shares))
-        if steps < len(tasks):
-            raise UsageError(f"--steps {steps}: a round of all tasks is {len(tasks)} batches, so "
-                             "some would have none.")
         self.rounds = [{} for _ in sizes]  # per task, the permutations in use
         self.order = tasks[_permutation(len(tasks), seed)].tolist()
 

@@ -221,7 +221,7 @@ def _error_curve(axis, tables):
             low, high = np.quantile(values, (0.1, 0.9), axis=0)
             axis.fill_between(steps, low, high, color=colour, alpha=0.2)
     axis.set(yscale="log", xlabel="steps", ylabel="nRMSE", title="error (band: 10 to 90 %)")
-    if 0 < bottom and floor <= bottom:  # a lossless codec would squeeze all others together
+    if 0 < bottom < np.inf and floor <= bottom:  # a lossless codec would squeeze the others
         axis.set_ylim(bottom=bottom)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)

@@ -161,12 +161,13 @@ def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
     folder = Path(folder)
     stage = (folder.parent / "exit.json").exists()  # a fitted codec has none
-    what = "exit.json beside it" if stage else "this folder and the exit.json of its stage"
-    again = f"remove {what}, and run the command that made it again"
+    again = ("remove exit.json beside it, and run the command that made it again" if stage else
+             "put back a sound copy, or, where the stage that fitted it has checkpoints, remove "
+             "this folder and the exit.json of that stage and run it again")
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).exists():
-            cure = f"; {again}" if folder.is_dir() else ""
-            raise UsageError(f"{folder}: no trained model here ({name} is missing){cure}.")
+            cure = again if folder.is_dir() else "put it back"
+            raise UsageError(f"{folder}: no trained model here ({name} is missing); {cure}.")
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
