@@ -24,7 +24,6 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
-from ups.data.fields import open_fields
 from ups.data.tasks import TASKS
 from ups.eval.compare import compare
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
@@ -84,12 +83,8 @@ def find_stages(run):
 
 def open_data(accelerator, cfg, operator):
     """The tasks of the operator, their fields beginning where the protocol begins."""
-    settings = inherit(SimpleNamespace(run=cfg.run), operator)
-    if cfg.data:
-        settings.data = cfg.data
-        for task in settings.tasks:
-            open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
-    tasks = open_tasks(accelerator, settings)
+    places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
+    tasks = open_tasks(accelerator, inherit(places, operator))
     for task in tasks:
         for what, mark in (("codec", task.fingerprint), ("data", task.fields.digest)):
             if operator.config["lineage"].get(f"{what} of {task.name}") != mark:

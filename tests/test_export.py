@@ -73,7 +73,8 @@ def test_the_card_takes_the_evaluation_where_there_is_one(run, tmp_path):
                         "crps": {"all": 0.125}}, "members": 8, "calls": 2}
     about = {"lineage": {"operator": {"fingerprint": mark}}, "definitions": {
         "nrmse": "nRMSE = so and so", "crps": "CRPS = this and that"}, "tasks": {"burgers1d": {
-            "steps": 6, "forecasts": {"shifted": score, "diffusion": score, "operator": score}}}}
+            "steps": 6, "forecasts": {"shifted": score, "diffusion": score, "operator": score,
+                                        "persistence": score | {"members": 1}}}}}
     path = run / "evaluation" / "metrics.json"
     path.write_text(json.dumps(about))
     main([str(run), "--out", str(tmp_path / "model")])
@@ -82,6 +83,7 @@ def test_the_card_takes_the_evaluation_where_there_is_one(run, tmp_path):
 | --- | --- | --- | --- | --- | --- | --- |
 | operator | 0.1 | 0.5 | 0.25 | 0.125 | 8 | 2 |
 | diffusion | 0.1 | 0.5 | 0.25 | 0.125 | 8 | 2 |
+| persistence | 0.1 | 0.5 | 0.25 | 0.125 | 1 | 0 |
 
 nRMSE = so and so; CRPS = this and that.""" in text
     assert ModelCard(text).data.eval_results[0].metric_value == 0.25

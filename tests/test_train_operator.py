@@ -205,6 +205,12 @@ def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     assert not (tmp_path / "run" / "operator" / "exit.json").exists()
 
 
+def test_no_task_at_all_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"tasks": []}')
+    with pytest.raises(UsageError, match="--tasks: name at least one"):
+        script.main(["--config", str(tmp_path / "config.json"), "--run", str(tmp_path / "run")])
+
+
 def test_nan_in_the_data_is_named(tmp_path, data):
     shutil.copytree(data, tmp_path / "data")
     path = next(Path(tmp_path / "data").glob("1D_Burgers*Nu0.01*"))

@@ -55,9 +55,9 @@ def load_corrector(run, stage, operator):
 
 def inherit(cfg, operator):
     """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
-    default = RunConfig()
+    default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
-           if name not in ("data", "cache") or value != getattr(default, name)}
+           if name not in ("data", "cache") or value != default.get(name)}
     if own.get("data", operator.settings.data) != operator.settings.data:
         for task in operator.settings.tasks:
             open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
