@@ -44,7 +44,7 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
-    whiten: float = 0.5         # latents that go in: 1 all alike, 0 as they count in the field
+    whiten: tuple[float, ...] = (0.5,)  # latents go in alike: 1, or as they count: 0 (of each task)
     fine: int = 0               # channels on points, for fronts: 32 (--patch 8 --components all)
     model: OperatorConfig = OperatorConfig()
     # optimisation
@@ -75,7 +75,7 @@ class Config(RunConfig):
               momentum=(0, 0.99999), unroll=(1, math.inf), early=(1, math.inf), noise=(0, 10),
               fade=(1e-9, 1), power=(0.5, 4), conserve=(0, math.inf))
         self.model.of_tasks(len(self.tasks))
-        for name in ("shares", "fade"):
+        for name in ("whiten", "shares", "fade"):
             each(f"--{name}", getattr(self, name), len(self.tasks))
         check_codec(self, self.fine)
 
@@ -138,8 +138,7 @@ def prepared(batch, cfg):
 
 
 def evaluate(accelerator, model, tasks, cfg):
-    """Validation errors in physical units, for each task, and their geometric mean: it chooses the
-    best average, and in it a task counts by what it gains, not by how large its error is."""
+    """Errors of each task in physical units, and their geometric mean: so all tasks count alike."""
     scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
     for index, task in enumerate(tasks):
         tables = measure(accelerator, model, task, index, "val", cfg.val_trajectories)
@@ -166,7 +165,8 @@ def main(argv=None):
                             **run.loader_options(latents.windows))
 
         # model
-        specs = [task.seen_by(cfg.whiten, cfg.fine) for task in latents.tasks]
+        whiten = each("--whiten", cfg.whiten, len(cfg.tasks))
+        specs = [task.seen_by(w, cfg.fine) for task, w in zip(latents.tasks, whiten, strict=True)]
         model = LatentOperator(cfg.model, specs, cfg.fine)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
