@@ -145,13 +145,13 @@ def main():
     base, full = settings(folder, args.task, args.batch_size)
 
     rows = {}
-    rows["eager"] = script_speed(base, False, False, args.steps)
-    rows["graphs alone"] = script_speed(base, False, True, args.steps)
-    rows["compiled alone"] = script_speed(base, True, False, args.steps)
-    rows["compiled, graphs"] = script_speed(base, True, True, args.steps)
-    rows["  and symmetry, noise"] = script_speed(full, True, True, args.steps)
-    rows["  and one worker"] = script_speed(dataclasses.replace(full, workers=1), True, True,
-                                            args.steps)
+    for label, cfg, compiled, graphs in (
+            ("eager", base, False, False), ("graphs alone", base, False, True),
+            ("compiled alone", base, True, False), ("compiled, graphs", base, True, True),
+            ("  and symmetry, noise", full, True, True),
+            ("  and one worker", dataclasses.replace(full, workers=1), True, True)):
+        rows[label] = script_speed(cfg, compiled, graphs, args.steps)
+        print(f"{label}: {rows[label]:.1f} steps/s", flush=True)  # minutes before the table
 
     trained = dataclasses.replace(full, run=str(folder / "trained"), unroll=4,
                                   steps=args.train_steps)
@@ -167,6 +167,7 @@ def main():
     batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
     batch["unroll"] = 1
     rows["bare graph"] = bare_speed(base, batch, spec, args.steps)
+    print(f"bare graph: {rows['bare graph']:.1f} steps/s", flush=True)
     gap = gradient_gap(run, base, batch, spec)
 
     model = load_operator(folder / "trained").model.cuda()

@@ -170,10 +170,11 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     monkeypatch.setattr(script, "prepared",
                         lambda batch, *args: seen.append(batch["task"]) or real(batch, *args))
     script.main([*flags(tmp_path, data), "--steps", "8", "--tasks", "advection1d", "darcy2d",
-                 "--patch", "1", "4", "--shares", "3", "1"])
+                 "--patch", "1", "4", "--shares", "3", "1", "--whiten", "0", "1"])
     assert [seen.count(0), seen.count(1)] == [6, 2]
     specs = json.loads((tmp_path / "run/operator/model/config.json").read_text())["tasks"]
     assert [spec["tokens"] for spec in specs] == [[1, 1, 32], [1, 4, 4]]  # points, patches of 4
+    assert specs[1]["seen"] == pytest.approx([1.0] * len(specs[1]["seen"]))  # as --whiten 1 says
 
 
 @pytest.mark.parametrize("more, words", [
@@ -191,6 +192,7 @@ def test_batches_are_shared_out_as_asked(tmp_path, data, monkeypatch):
     (["--cache_dtype", "int8"], "--cache_dtype int8"),
     (["--tf32", "half"], "--tf32 half: it is all, backward, none"),
     (["--shares", "2", "1"], "--shares 2 1: give one number, or as many as there are tasks, 1"),
+    (["--whiten", "0", "1"], "--whiten 0.0 1.0: give one number, or as many as there are tasks"),
     (["--fade", "0.1", "1"], "--fade 0.1 1.0: give one number, or as many as there are tasks, 1"),
     (["--shares", "0"], "--shares must be between 1 and 100, not 0"),
     (["--shares", "101"], "--shares must be between 1 and 100, not 101"),
