@@ -32,9 +32,9 @@ from ups.eval.guards import check_guards
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
 from ups.eval.protocol import FOLDERS, begin, in_words
+from ups.files import read_json
 from ups.latents import open_tasks
 from ups.stages import inherit, load_corrector, load_operator
-from ups.train.folder import read_json
 from ups.train.policy import make_accelerator, on_main
 
 

@@ -23,6 +23,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.eval.reconstruction import finish_codec, measure_codec
+from ups.files import read_json
 from ups.latents import frames_of, open_latents
 from ups.models.grid_codec import (
     GridCodecConfig,
@@ -33,7 +34,6 @@ from ups.models.grid_codec import (
 )
 from ups.train import noise
 from ups.train.ema import EMA
-from ups.train.folder import read_json
 from ups.train.run import Run, RunConfig
 from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model

@@ -26,7 +26,6 @@ models (minutes each). The best average by validation is tested once (choose set
 
 import ctypes
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -52,8 +51,8 @@ from benchmarks.watched import GIVEN, train_operator
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE
-from ups.train.folder import read_json
-from ups.train.policy import PR_SET_PDEATHSIG, write_json
+from ups.files import lock, read_json, write_json
+from ups.train.policy import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -173,13 +172,11 @@ def gathered(folders, out):
 
 def reserve(folder):
     """Keep other calls from training the cell of `folder`, until the file returned is closed."""
-    lock = open(folder.with_suffix(".lock"), "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    held = lock(folder.with_suffix(".lock"))
+    if held is None:
         raise UsageError(f"{folder.name} is being trained by another call; run this one again when "
-                         "that has ended, or give another --out.") from None
-    return lock
+                         "that has ended, or give another --out.")
+    return held
 
 
 def launch(cell, folder):
@@ -258,8 +255,8 @@ def main(argv=None):
             if results:
                 report(task, results, out)
         time.sleep(0.2)
-    for lock in locks.values():
-        lock.close()
+    for held in locks.values():
+        held.close()
     failed = [folder for folder, job in jobs.items() if job.returncode]
     for folder in failed:
         tail = (folder / "log.txt").read_text().splitlines()[-3:]

@@ -21,10 +21,10 @@ from ups.data.fields import open_fields
 from ups.data.symmetry import moved
 from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
+from ups.files import read_json
 from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
-from ups.train.folder import read_json
 from ups.train.muon import Muon
 from ups.train.policy import now
 from ups.train.step import Captured, eager

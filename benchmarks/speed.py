@@ -28,12 +28,12 @@ from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.metrics import NRMSE, nrmse
 from ups.eval.plots import picture
+from ups.files import read_json, write_json
 from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
-from ups.train.folder import read_json
-from ups.train.policy import now, write_json
+from ups.train.policy import now
 from ups.train.step import Captured
 
 

@@ -33,8 +33,8 @@ from torch import cuda
 
 from ups.config import Parser, UsageError, command, flat, parse
 from ups.eval.ablation import SCORES, result, table, write_csv
-from ups.train.folder import read_json, take_lock
-from ups.train.policy import write_json
+from ups.files import read_json, write_json
+from ups.train.folder import take_lock
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics
 

@@ -19,11 +19,9 @@ from pathlib import Path
 from ups.config import Parser, UsageError, command
 from ups.eval.forecasts import YARDSTICKS
 from ups.eval.report import LEADS
+from ups.files import read_json, write_json, written
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
-from ups.train.checkpoint import written
-from ups.train.folder import read_json
-from ups.train.policy import write_json
 from ups.train.systems import RunConfig
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")

@@ -24,10 +24,10 @@ from ups.data.fields import Spec
 from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.guards import Guard
+from ups.files import read_json
 from ups.latents import TaskLatents, load_codec
 from ups.models.precision import products
 from ups.stages import load_corrector, load_operator
-from ups.train.folder import read_json
 
 POINTS = 4096  # that are read at a time
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from ups.config import UsageError
 from ups.data.fields import open_fields
+from ups.files import read_json
 from ups.models.corrector import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
-from ups.train.folder import read_json
 from ups.train.systems import RunConfig
 
 

@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 import toy
 
+from ups import files
 from ups.config import UsageError, command, parse
 from ups.train import checkpoint
 from ups.train.run import Run
@@ -147,7 +148,7 @@ def record(path):
 
 def kill_in_save(point):
     """Die while a checkpoint is written: half written, complete but unnamed, named but unpruned."""
-    real_save, real_flush = checkpoint.save_file, checkpoint.flush
+    real_save, real_flush = checkpoint.save_file, files.flush
 
     def save_file(tensors, path):
         real_save(tensors, path)
@@ -160,7 +161,7 @@ def kill_in_save(point):
         if path.name == {"unnamed": f"step_{SAVED}.partial", "unpruned": "checkpoints"}.get(point):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint.save_file, checkpoint.flush = save_file, flush
+    checkpoint.save_file, files.flush = save_file, flush
 
 
 def turns(run, fault):

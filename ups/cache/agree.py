@@ -4,12 +4,12 @@ A rank that raises while the others wait in a collective leaves them hanging. He
 catches locally, leaves the `except` block, and tells the others in a collective that all reach.
 """
 
-import fcntl
 import time
 
 import torch.distributed as dist
 
 from ups.config import UsageError
+from ups.files import lock
 
 
 def everyone(accelerator, value):
@@ -39,22 +39,17 @@ def agree(accelerator, work, *args):
 def take_lock(accelerator, path):
     """Wait until the main process holds the lock; the collectives are short, so none times out."""
     while True:
-        lock = agree(accelerator, lambda: accelerator.is_main_process and try_lock(path) or None)
-        if any(everyone(accelerator, lock is not None)):
-            return lock
+        held = agree(accelerator, lambda: accelerator.is_main_process and try_lock(path) or None)
+        if any(everyone(accelerator, held is not None)):
+            return held
         time.sleep(0.5)
 
 
 def try_lock(path):
-    """Lock a file until it is closed or its process ends; None where another one holds it."""
+    """Lock a file of the cache; None where another process holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a")
+        return lock(path)
     except OSError as error:
         raise UsageError(f"the cache {path.parent} cannot be written ({error.strerror}); give "
                          "another --cache.") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
-    except BlockingIOError:
-        file.close()

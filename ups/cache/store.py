@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from safetensors.torch import save
 from ups.cache.agree import agree, everyone, take_lock
 from ups.cache.encode import encode
 from ups.config import UsageError
+from ups.files import sha256, write_bytes
 
 VERSION = 1
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -179,9 +179,8 @@ def verify(folder):
         return [str(error)]
     faults = []
     for shard in shards:
-        with open(folder / shard["name"], "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                faults.append(f"{folder / shard['name']} has changed since it was written: {cure}.")
+        if sha256(folder / shard["name"]) != shard["sha256"]:
+            faults.append(f"{folder / shard['name']} has changed since it was written: {cure}.")
     return faults
 
 
@@ -193,19 +192,9 @@ def remove(folder):
 
 
 def _write(path, data):
-    """Write under a temporary name, flush, rename: `path` never holds a part of its bytes."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        write_bytes(path, data)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UsageError(f"{path} ({len(data) / 1e6:.1f} MB) cannot be written ({error.strerror}): "
                          "make room, or choose another folder with --cache.") from error
 

@@ -6,12 +6,10 @@ A file is written under a temporary name and renamed when it is complete; its se
 the attribute `ups`, by which a second run knows that there is nothing left to do.
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -26,6 +24,7 @@ from ups.config import UsageError
 from ups.data.fields import NoData, open_fields, parse_task
 from ups.data.solvers import SOLVERS
 from ups.data.tasks import TASKS
+from ups.files import flush, lock
 
 # What our own incompressible files say beside nu; the published ones have walls and a unit square.
 NS2D = {"boundary": "periodic", "domain": [[0.0, 2 * np.pi]] * 2}
@@ -102,11 +101,10 @@ def _name(job, solver):
 
 def _write_file(path, job, solver, device):
     partial = path.with_name(path.name + ".partial")  # a name that no reader takes
-    with open(partial, "a") as lock:  # HDF5 would empty the file first, then look for its own lock
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{path} is being written by another process; wait for it.") from None
+    held = lock(partial)  # HDF5 would empty the file first, then look for its own lock
+    if held is None:
+        raise UsageError(f"{path} is being written by another process; wait for it.")
+    with held:
         _fill_file(path, partial, job, solver, device)
 
 
@@ -125,9 +123,8 @@ def _fill_file(path, partial, job, solver, device):
                 bar.update(len(u))
             assert written == job["samples"], f"{written} of {job['samples']} samples were solved"
             f.attrs["ups"] = json.dumps(job, sort_keys=True)
-        with open(partial, "rb") as done:
-            os.fsync(done.fileno())
-        os.replace(partial, path)
+        flush(partial)
+        partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -8,7 +8,7 @@ import csv
 import math
 import statistics
 
-from ups.train.folder import read_json
+from ups.files import read_json
 from ups.train.tracking import Metrics
 
 SCORES = ("val/nrmse_rollout", "val/nrmse", "val/crps_ratio")  # of operator, codec, correctors

@@ -14,8 +14,7 @@ from ups.eval.charts import number, table
 from ups.eval.forecasts import LABELS
 from ups.eval.protocol import FOLDERS
 from ups.eval.style import PAGE, SCRIPT, STYLE
-from ups.train.folder import read_json
-from ups.train.policy import write_text
+from ups.files import read_json, write_text
 from ups.train.systems import RunConfig
 
 COLUMNS = {("operator", "nrmse"): "nRMSE", ("one_step", "nrmse"): "one true step",

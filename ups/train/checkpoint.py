@@ -10,10 +10,8 @@ A checkpoint is written under a temporary name, flushed, and renamed; older ones
 Loading goes from the newest to the oldest and takes the first that is complete to the last bit.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -24,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.config import UsageError
+from ups.files import sha256, written
 
 FILES = ("state.safetensors", "state.json")
 
@@ -137,26 +136,6 @@ def export_model(folder, tensors, config):
         (partial / "config.json").write_text(json.dumps(config, indent=1))
 
 
-@contextlib.contextmanager
-def written(folder):
-    """A folder to write into that then replaces `folder`, which is thus whole or as before."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        plain = next(partial.rglob("*.json"))
-        for path in (*partial.rglob("*"), partial):
-            if path.is_file():  # safetensors lets no one else read
-                shutil.copymode(plain, path)
-            flush(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)  # of a failure
-    flush(folder.parent)
-
-
 def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
     folder = Path(folder)
@@ -187,17 +166,3 @@ def fingerprint(tensors, config):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path):
-    """Force a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

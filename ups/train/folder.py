@@ -1,30 +1,26 @@
 """The folder of a stage belongs to one launch at a time, and to the configuration it began with."""
 
 import contextlib
-import fcntl
-import json
 import os
 
 from ups.config import UsageError
+from ups.files import lock, read_json, write_json
 from ups.train.checkpoint import checkpoints
-from ups.train.policy import write_json
 
 
 def take_lock(folder, flag="--run"):
     """Hold the folder until the file is closed or the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")
+        held = lock(folder / ".lock")
     except OSError as error:
         raise UsageError(f"{folder} cannot be a run's folder ({error.strerror}); give another "
                          f"{flag}.") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if held is None:
         raise UsageError(f"{folder} is in use by another launch; wait for it, stop it, or give "
-                         f"this one another {flag}.") from None
-    os.register_at_fork(after_in_child=lock.close)  # a loader's worker may outlive us
-    return lock
+                         f"this one another {flag}.")
+    os.register_at_fork(after_in_child=held.close)  # a loader's worker may outlive us
+    return held
 
 
 def leave_folder(folder):
@@ -66,12 +62,3 @@ def begin_folder(folder, config):
     """The launch is accepted: its configuration holds, the end of the last one is history."""
     write_json(folder / "config.json", config)
     (folder / "exit.json").unlink(missing_ok=True)
-
-
-def read_json(path):
-    """An object, empty where there is no file."""
-    try:
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-    except (TypeError, ValueError):
-        cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
-        raise UsageError(f"{path} is damaged; {cure}.") from None

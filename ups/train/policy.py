@@ -5,12 +5,10 @@ where one rank does something for all (`on_main`), all of them get its result or
 """
 
 import ctypes
-import json
 import os
 import signal
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -121,17 +119,3 @@ def now():
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
-
-
-def write_json(path, value):
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path, text):
-    """Write by rename, so that a reader never sees half a file."""
-    partial = Path(f"{path}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)  # the disk is full

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from ups.config import UsageError, flat
+from ups.files import write_json
 from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
@@ -37,7 +38,7 @@ from ups.train.checkpoint import (
     write_checkpoint,
 )
 from ups.train.folder import begin_folder, leave_folder, take_folder, take_lock
-from ups.train.policy import Agreement, PeerFailed, Stopped, make_accelerator, on_main, write_json
+from ups.train.policy import Agreement, PeerFailed, Stopped, make_accelerator, on_main
 from ups.train.step import is_out_of_memory
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB

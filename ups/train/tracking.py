@@ -16,7 +16,7 @@ from pathlib import Path
 from accelerate.tracking import WandBTracker
 
 from ups.config import UsageError
-from ups.train.policy import write_text
+from ups.files import write_text
 
 PATIENCE = 45  # seconds that training waits for W&B to start or to finish
 

@@ -1,0 +1,84 @@
+"""Files and folders that are whole or as before, whatever happens meanwhile, and locks on files."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from ups.config import UsageError
+
+
+def lock(path):
+    """Hold a file until it is closed or its process ends, however it ends; None: another has it."""
+    file = open(path, "a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except BlockingIOError:
+        file.close()
+
+
+def write_bytes(path, data):
+    """Under another name first, flushed, then renamed: `path` never holds a part of them."""
+    partial = Path(f"{path}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        flush(partial)
+        partial.replace(path)
+        flush(partial.parent)
+    finally:
+        partial.unlink(missing_ok=True)  # the disk is full
+
+
+def write_text(path, text):
+    write_bytes(path, text.encode())
+
+
+def write_json(path, value):
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path):
+    """An object, empty where there is no file."""
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except (TypeError, ValueError):
+        cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
+        raise UsageError(f"{path} is damaged; {cure}.") from None
+
+
+@contextlib.contextmanager
+def written(folder):
+    """A folder to write into that then replaces `folder`, which is thus whole or as before."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        plain = next(partial.rglob("*.json"))
+        for path in (*partial.rglob("*"), partial):
+            if path.is_file():  # safetensors lets no one else read
+                shutil.copymode(plain, path)
+            flush(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a failure
+    flush(folder.parent)
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path):
+    """Force a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
