@@ -29,8 +29,8 @@ def key(kind, label):
 def table(head, rows, kind=""):
     """Cells are HTML; the first column stays in sight where a phone has to scroll."""
     head = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<t{'dh'[not i]}>{cell}</t{'dh'[not i]}>"
-                                    for i, cell in enumerate(row)) + "</tr>" for row in rows)
+    body = "".join(f"<tr><th>{name}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+                   for name, *cells in rows)
     return (f'<div class=scroll><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}'
             "</tbody></table></div>")
 
