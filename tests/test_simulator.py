@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from launching import ROOT
 from simulating import add_corrector, any_point, two_tasks
 
-from ups import Simulator, stages
+from ups import Simulator
 from ups.config import UsageError
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.rollout import predict
@@ -190,11 +190,6 @@ def test_what_does_not_belong_together_is_refused(run, tmp_path):
     shutil.rmtree(copy / "operator")
     with pytest.raises(UsageError, match="train it first"):
         Simulator.load(copy)
-
-
-@pytest.mark.parametrize("stored, own", [({}, 0), ({"own": 1}, 1)])
-def test_a_model_stored_before_there_were_own_mlps_has_none(stored, own):
-    assert stages._sizes({"model": {"dim": 16, "heads": 2} | stored}).own == own
 
 
 def test_the_package_alone_does_not_import_torch():

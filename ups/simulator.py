@@ -43,9 +43,6 @@ class Simulator:
         self.run, self.operator = run, load_operator(run)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         model, config = self.operator.model.to(self.device), self.operator.config
-        if "fields" not in config:
-            raise UsageError(f"{run}/operator was trained by an earlier version, which did not say "
-                             "which fields it takes; train it again in a new --run.")
         self.tasks = {}
         for about in config["fields"]:
             about = {key: tuple(v) if isinstance(v, list) else v for key, v in about.items()}

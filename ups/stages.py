@@ -31,7 +31,7 @@ class Loaded:
 
 def load_operator(run):
     def build(config, tasks):
-        return LatentOperator(_sizes(config), tasks, config.get("fine", 0))
+        return LatentOperator(OperatorConfig(**config["model"]), tasks, config["fine"])
 
     return load_stage(run, "operator", build)
 
@@ -40,7 +40,7 @@ def load_corrector(run, stage, operator):
     """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
     def build(config, tasks):
         tables = [torch.ones(shape) for shape in config["tables"]]
-        return Corrector(_sizes(config), tasks, tables, stage)
+        return Corrector(OperatorConfig(**config["model"]), tasks, tables, stage)
 
     loaded = load_stage(run, stage, build)
     if loaded.config["lineage"]["operator"] != operator.mark:
@@ -93,7 +93,3 @@ def load_stage(run, stage, build):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
     mark = config["fingerprint"]
     return Loaded(model.eval().requires_grad_(False), config, settings, mark)
-
-
-def _sizes(config):
-    return OperatorConfig(**{"own": 0} | config["model"])  # before there was `own`, it was zero
