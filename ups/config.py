@@ -123,7 +123,7 @@ def build(cls, values):
 def flat(cfg):
     """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON.
 
-    A tuple of a single number is that number, as it may have been one in an earlier version.
+    A tuple of equal numbers, one for each task, is that number, which says the same.
     """
     out = {}
     for field in dataclasses.fields(cfg):
@@ -131,8 +131,8 @@ def flat(cfg):
         if dataclasses.is_dataclass(value):
             out |= {f"{field.name}.{key}": inner for key, inner in flat(value).items()}
         elif isinstance(value, tuple):
-            alone = len(value) == 1 and not isinstance(value[0], str)
-            out[field.name] = value[0] if alone else list(value)
+            alike = len(set(value)) == 1 and not isinstance(value[0], str)
+            out[field.name] = value[0] if alike else list(value)
         else:
             out[field.name] = value
     return out
