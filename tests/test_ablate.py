@@ -133,8 +133,9 @@ def test_wrong_use_is_one_sentence_before_anything_runs(tmp_path, ablate, flags,
     with pytest.raises(UsageError, match=words):
         ablate(*flags)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UsageError, match="there is no such script"):
-        main(["nothing.py", "--grid", "lr=1"])
+    for name in ("nothing.py", str(ROOT / "README.md")):
+        with pytest.raises(UsageError, match="there is no such script"):
+            main([name, "--grid", "lr=1"])
 
 
 def test_the_test_score_is_of_the_same_quantity_as_validation(tmp_path):

@@ -107,17 +107,19 @@ def test_wrong_use_is_one_sentence(argv, words):
     ('{"lrr": 1}', "no field lrr; the nearest is lr"),
     ('{"model": {"width": 1}}', "no field model.width; the nearest is model.dim"),
     ('{"steps": 1.5}', "steps: expected int, got 1.5"),
+    ('{"steps": true}', "steps: expected int, got True"),
     ('{"model": {"dim": 1.5}}', "model.dim: expected int, got 1.5"),
     ('{"compile": "yes"}', "compile: expected bool"),
     ("[1]", "expected a mapping"),
     ("{", "not a readable"),
+    ("a: b\n- c: d", "not a readable"),
 ])
 def test_a_wrong_file_is_one_sentence(tmp_path, text, words):
     path = tmp_path / "c.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
         parse(Config, ["--config", str(path)])
-    assert words in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_help_shows_every_field_with_its_comment_and_default(capsys):

@@ -213,13 +213,15 @@ def test_no_task_at_all_is_refused(tmp_path):
         script.main(["--config", str(tmp_path / "config.json"), "--run", str(tmp_path / "run")])
 
 
-def test_nan_in_the_data_is_named(tmp_path, data):
+@pytest.mark.parametrize("sample", [20, 0])  # of training, of the test split
+def test_nan_in_the_data_is_named(tmp_path, data, sample):
     shutil.copytree(data, tmp_path / "data")
     path = next(Path(tmp_path / "data").glob("1D_Burgers*Nu0.01*"))
     with h5py.File(path, "r+") as file:
-        file["tensor"][20, 3, 5] = float("nan")
-    with pytest.raises(UsageError, match="NaN or Inf.*ups.data validate"):
+        file["tensor"][sample, 3, 5] = float("nan")
+    with pytest.raises(UsageError, match=f"NaN or Inf in sample {sample}; .*ups.data validate"):
         script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "burgers1d:nu=0.01"])
+    assert not (tmp_path / "run" / "operator").exists()  # before any training
 
 
 def test_other_data_under_an_old_run_is_refused(tmp_path, data):

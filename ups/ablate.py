@@ -104,7 +104,7 @@ def plan(args, extra):
 def config_of(script):
     """The Config of a script, which is imported and not run."""
     path = Path(script)
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{script}: there is no such script.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)

@@ -146,7 +146,8 @@ def read_config(path):
     try:
         values = yaml.safe_load(path.read_text())  # JSON is YAML
     except Exception as error:  # not UTF-8, or not YAML
-        raise UsageError(f"--config {path}: not a readable JSON or YAML file ({error}).") from None
+        why = " ".join(str(error).split())
+        raise UsageError(f"--config {path}: not a readable JSON or YAML file ({why}).") from None
     if not isinstance(values, dict):
         raise UsageError(f"--config {path}: expected a mapping of field names to values.")
 
@@ -206,7 +207,7 @@ def _cast(field, value):
     kind, many = _plain(field.type)
 
     def one(item):
-        if kind is bool and not isinstance(item, bool):
+        if isinstance(item, bool) != (kind is bool):
             raise ValueError
         if kind is int and isinstance(item, float) and item != int(item):
             raise ValueError

@@ -181,8 +181,8 @@ def _condition(given, task, batch):
         if value.shape not in ((), (batch,)):
             raise UsageError(f"params[{name!r}] has the shape {tuple(value.shape)}; give a number, "
                              f"or {batch} of them, one per row of u0.")
-        if not value.isfinite().all():
-            raise UsageError(f"params[{name!r}] holds NaN or Inf.")
+        if not ((value >= 0) & value.isfinite()).all():
+            raise UsageError(f"params[{name!r}] holds NaN, Inf or what is below zero.")
         if (value < min(known)).any() or (value > max(known)).any():
             warnings.warn(f"{name} was {_list(known)} in training; what is outside is a guess.",
                           stacklevel=5)

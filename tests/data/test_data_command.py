@@ -193,7 +193,8 @@ def test_validate_names_every_fault(tmp_path, capsys):
         f["t-coordinate"][3] = 0.25
     assert main(["validate", str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{path}: time does not increase at frame 3 (1 to 0.25).",
+        f"{path}: axis t does not increase evenly from frame 2 to 3 (1 to 0.25): "
+        "interpolate the fields first.",
         f"{path}: sample 3 holds NaN or Inf, first at frame 2.",
         f"{path}: sample 11 holds NaN or Inf, first at frame 4.",
         f"{path}: channel pressure is constant (7).",
@@ -230,7 +231,7 @@ def test_validate_finds_unreadable_chunks(tmp_path):
         f.write(b"\0" * 16)
     fault, = validate([path])
     assert fault.startswith(f"{path}: sample 4 cannot be read (")
-    refused(["inspect", path], "see python -m ups.data validate")
+    refused(["inspect", path], "samples 0 to 5 cannot be read .*ups.data validate. names them")
 
 
 def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_path):

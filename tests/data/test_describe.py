@@ -1,5 +1,8 @@
 """`inspect` and `validate` on files that are odd, damaged or ragged."""
 
+import json
+import re
+
 import by_hand
 import h5py
 import numpy as np
@@ -7,7 +10,9 @@ import pytest
 
 from ups.config import UsageError
 from ups.data.__main__ import main
+from ups.data.fields import open_fields
 from ups.data.make import make
+from ups.data.pdebench import open_file
 from ups.data.validate import validate
 
 
@@ -71,8 +76,32 @@ def test_odd_headers_are_one_sentence(tmp_path):
         del f["nu"]
         f["nu"] = a
 
-    broken("advection1d", "the attribute beta of advection1d is no number .'high'.",
-           lambda f: f.attrs.update(beta="high"))
+    def one_component(f):
+        u = f["velocity"][..., :1]
+        del f["velocity"]
+        f["velocity"] = u
+
+    def logical(f):
+        u = f["0000/data"][:] > 0
+        del f["0000/data"]
+        f["0000/data"] = u
+
+    def no_frame(f):
+        u = f["tensor"][:, :0]
+        del f["tensor"], f["t-coordinate"]
+        f["tensor"], f["t-coordinate"] = u, np.zeros(0)
+
+    for beta in ("high", -0.1, np.nan, np.inf):
+        broken("advection1d", f"the attribute beta of advection1d is no number from zero .*{beta}",
+               lambda f, beta=beta: f.attrs.update(beta=beta))
+    for domain in ([[3, 1]], [[0, 1], [0, 1]], "foo", [[np.nan, 1]]):
+        broken("burgers1d", "coordinates, or the attribute `domain`, give .* for each of x are",
+               lambda f, domain=domain: f.attrs.update(boundary="periodic", domain=domain))
+    broken("burgers1d", "coordinates, or the attribute", lambda f: f["x-coordinate"].write_direct(
+        np.full(f["x-coordinate"].shape, np.nan, "f4")))
+    broken("burgers1d", "6 samples of 0 frames need", no_frame)
+    broken("ns2d", "velocity float32 .*, 1. do not hold numbers of one shape", one_component)
+    broken("diffreact2d", "0000/data holds no real numbers, but bool", logical)
     broken("ns2d", "the header is damaged", lambda f: f.attrs.update(config="nu: [1, :"))
     broken("burgers1d", "tensor .* do not hold numbers of one shape", text)
     broken("cns1d", "density .* Vx .* do not hold numbers of one shape", narrow)
@@ -133,3 +162,61 @@ def test_validate_finds_ragged_files(tmp_path):
     with h5py.File(path, "r+") as f:
         f["t"][1, 3] = 9
     assert validate([path]) == [f"{path}: sample 1 has other times than the first."]
+
+
+def test_a_domain_of_whole_numbers_is_one_of_floats(tmp_path):
+    by_hand.build("burgers1d", tmp_path / "a.h5", boundary="periodic", domain=np.array([[0, 2]]))
+    domain = open_file(tmp_path / "a.h5").domain
+    assert domain == ((0.0, 2.0),) and json.dumps(domain) == "[[0.0, 2.0]]"
+
+
+def test_a_stray_tensor_beside_the_channels_is_not_read(tmp_path):
+    path = tmp_path / "a.h5"
+    u = by_hand.build("cns1d", path)
+    with h5py.File(path, "r+") as f:
+        f["tensor"] = np.zeros_like(f["density"])
+    assert np.array_equal(open_file(path).read([0]), u[:1])
+
+
+def test_uneven_coordinates_are_told_and_not_trained_on(tmp_path, capsys):
+    path = tmp_path / "a.h5"
+    by_hand.build("burgers1d", path, samples=20)
+    with h5py.File(path, "r+") as f:
+        f["t-coordinate"][:] = np.logspace(-3, 0, len(f["t-coordinate"]))
+    words = r"a.h5: axis t does not increase evenly from frame 0 to 1 \(0.001 to 0.00398.*\): inter"
+    with pytest.raises(UsageError, match=words):
+        open_fields("burgers1d", path)
+    fault, = validate([path])
+    assert re.search(words, fault)
+    assert main(["inspect", str(path)]) == 0
+    assert "; it does not increase evenly from frame 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda f: f["0002"].pop("data"), "samples 0 to 5 cannot be read .*data.*ups.data validate"),
+    (lambda f: f.create_dataset("9999", data=1.0), "samples 0 to 6 cannot be read .*validate"),
+    (lambda f: [f.copy("0001/data", "keep"), f["0001"].pop("data"),
+                f["0001"].create_dataset("data", data=f["keep"][..., :1]), f.pop("keep")],
+     "samples 0 to 5 cannot be read .*shape.*validate"),
+])
+def test_a_sample_that_is_not_as_the_others_is_one_sentence(tmp_path, change, words):
+    path = tmp_path / "a.h5"
+    by_hand.build("diffreact2d", path, frames=13)
+    with h5py.File(path, "r+") as f:
+        change(f)
+    file = open_file(path)
+    with pytest.raises(UsageError, match=words):
+        file.read(range(file.samples))
+    assert re.search(r"sample \d+ (has|cannot)", validate([path])[0])
+
+
+def test_a_sample_with_nan_is_named_in_any_split(tmp_path):
+    path = tmp_path / "a.h5"
+    by_hand.build("burgers1d", path, samples=20)
+    with h5py.File(path, "r+") as f:
+        f["tensor"][1, 2, 3] = np.nan
+    fields = open_fields("burgers1d", path)
+    assert 1 in fields.split("test")
+    with pytest.raises(UsageError, match="a.h5: NaN or Inf in sample 1; .*ups.data validate"):
+        fields.read(fields.split("test"))
+    assert fields.read([0]).isfinite().all()

@@ -96,6 +96,7 @@ def test_a_prediction_that_is_not_a_number_is_the_worst_one():
     p = y.clone()
     p[0, 1, 1, 4], p[1, 2, 0, 0] = math.nan, math.inf
     assert m.nrmse(p, y).tolist() == [[0, math.inf, 0], [0, 0, math.inf]]
+    assert m.nrmse(y, p).tolist() == [[0, math.inf, 0], [0, 0, math.inf]]  # nor is such a truth
 
 
 def test_zero_channels_are_left_out_of_nrmse_alone():

@@ -21,6 +21,9 @@ def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep):
     assert end["status"] == "failed" and end["step"] == 5
     assert end["reason"].startswith(f"rank {1 - rank}: "), end
     assert f"rank {rank}" in end["reason"].lower().replace("ranks", "rank").split(": ", 1)[1]
+    line, = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert f"rank {rank}" in line.lower().replace("ranks", "rank")
+    assert line.endswith("; run the same command again to resume.")
     assert saved(tmp_path / "run") == [3]
     assert one_order(tmp_path / "run", cut=True)
 

@@ -186,6 +186,8 @@ def test_patches_that_do_not_divide_are_refused():
         fit(smooth(2, 1, (32,)), patch=4, components=9)
     with pytest.raises(ValueError, match="val split is empty"):
         fit(smooth(2, 1, (32,)), val=torch.zeros(0, 1, 32))
+    with pytest.raises(ValueError, match="all fields are constant: there is nothing to learn"):
+        fit(torch.full((2, 1, 32), 3.0))
     with pytest.raises(ValueError, match="unknown"):
         build_codec({"kind": "wavelet"})
 

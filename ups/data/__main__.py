@@ -8,7 +8,7 @@
 import argparse
 import shlex
 
-from ups.config import Parser, UsageError, command
+from ups.config import Parser, command
 
 MAKE = """Solve a PDE and write the published layout of its task.
 
@@ -84,12 +84,9 @@ def main(argv=None):
         from ups.data.describe import describe, plot
 
         path = args["file"]
-        try:
-            print(describe(path))
-            if args["plot"] is not None:
-                print(f"Picture: {plot(path, args['plot'])}")
-        except OSError as error:
-            raise UsageError(f"{path}: {error}; see python -m ups.data validate.") from None
+        print(describe(path))
+        if args["plot"] is not None:
+            print(f"Picture: {plot(path, args['plot'])}")
     else:
         from ups.data.validate import validate
 

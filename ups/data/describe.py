@@ -23,6 +23,7 @@ def describe(path):
               or "none that differ between files"),
              ("samples", f"{_count(file.samples)} of {', '.join(file.channels)}: "
                          f"{_splits(file, task)}")]
+    wrong = uneven(file)
     if steady:
         target = file.attributes.get("target", "slice, as published")
         lines += [("time", f"none: a is given, u is the answer (target {target})")]
@@ -30,8 +31,8 @@ def describe(path):
         start, stop = file.times[[0, -1]]
         note = f"; training starts at frame {task.first_frame}" if task.first_frame else ""
         lines += [("time", f"{file.frames} frames, t = {start:g} to {stop:g}, dt = "
-                           f"{(stop - start) / max(1, file.frames - 1):g}{note}")]
-    wrong = uneven(file)
+                           f"{(stop - start) / max(1, file.frames - 1):g}{note}"
+                           + (f"; it {wrong['t']}" if "t" in wrong else ""))]
     for axis, (lo, hi), n in zip(task.axes, file.domain, file.grid, strict=True):
         text = wrong.get(axis, f"spacing {(hi - lo) / n:g}")
         lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), {text}")]

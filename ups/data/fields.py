@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ups.config import UsageError
-from ups.data.pdebench import UnknownLayout, identify, open_file, pieces
+from ups.data.pdebench import UnknownLayout, identify, open_file, pieces, uneven
 from ups.data.tasks import TASKS
 
 SPLITS = ("train", "fit", "val", "test")
@@ -97,7 +97,12 @@ class Fields:
         return torch.from_numpy(out)
 
     def _part(self, k, indices, frames):
-        return self.files[k].read(indices - self.starts[k], frames, self.stride_x)
+        file, rows = self.files[k], indices - self.starts[k]
+        u = file.read(rows, frames, self.stride_x)
+        if not (finite := np.isfinite(u).reshape(len(u), -1).all(1)).all():
+            raise UsageError(f"{file.path}: NaN or Inf in sample {rows[np.argmin(finite)]}; "
+                             f"`python -m ups.data validate {file.path}` names all of them.")
+        return u
 
     def stream(self, indices, megabytes=32):
         """Yield all frames of these trajectories as u (B, C, *grid) of bounded size."""
@@ -173,6 +178,9 @@ def open_fields(task, root="data", stride_x=1, stride_t=1):
     files = [open_file(path) for path in find_files(root, name)]
     if not files:
         raise NoData(f"no {name} file in {root}; {_cure(name, wanted, root)}")
+    for file in files:
+        for axis, what in uneven(file).items():
+            raise UsageError(f"{file.path}: axis {axis} {what}.")
     for key, values in wanted.items():
         there = sorted({file.params[key] for file in files})
         if missing := [value for value in values if not _among(value, there)]:
@@ -189,7 +197,7 @@ def find_files(root, name):
     layouts are passed over; a damaged file is an error, and so is a choice of two folders.
     """
     root = Path(root)
-    if root.suffix in (".h5", ".hdf5") or root.is_file():
+    if root.suffix in (".h5", ".hdf5") or root.exists() and not root.is_dir():
         if (found := identify(root)) != name:
             raise UsageError(f"{root} is a {found} file, not {name}.")
         return [root]

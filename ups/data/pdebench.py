@@ -60,7 +60,15 @@ class File:
         with h5py.File(self.path) as f:
             for run in runs if len(rows) else ():
                 for i, k in pieces(len(run), len(frames), size):
-                    out[run[i], k] = self._block(f, rows[run[i]], frames[k], stride)
+                    part = rows[run[i]]
+                    try:
+                        block = self._block(f, part, frames[k], stride)
+                        out[run[i], k] = block.reshape(len(part), len(frames[k]), *out.shape[2:])
+                    except (OSError, LookupError, TypeError, ValueError) as error:
+                        why = " ".join(str(error).split()).rstrip(".")
+                        raise UsageError(f"{self.path}: samples {part[0]} to {part[-1]} cannot be "
+                                         f"read ({why}); `python -m ups.data validate` names them."
+                                         ) from None
         return out
 
     def _block(self, f, rows, frames, stride):
@@ -74,7 +82,7 @@ class File:
             return both[:, frames.start:frames.stop:frames.step, ..., ::stride]
         time = slice(frames.start, frames.stop, frames.step)
         if layout == "flat":
-            names = ("tensor",) if "tensor" in f else self.channels
+            names = self.channels if len(self.channels) > 1 else ("tensor",)
             return np.stack([f[name][(part, time, *space)][..., ::stride] for name in names], 2)
         if layout == "groups":
             block = np.stack([f[self.groups[row]]["data"][(time, *space)] for row in rows])
@@ -107,13 +115,16 @@ def open_file(path):
         if task.layout == "groups":
             groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
             samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
+            if f[groups[0]]["data"].dtype.kind not in "fiu":
+                raise UsageError(f"{path}: {groups[0]}/data holds no real numbers, but "
+                                 f"{f[groups[0]]['data'].dtype}; the file is damaged.")
         else:
             samples, frames, *grid = _shape(f, task, path)
         if task.layout == "steady":
             frames, times = 2, np.arange(2.0)
         else:
             times = _coordinate(f, groups, "t")
-        if not samples or times is None or len(times) not in (frames, frames + 1):
+        if not (samples and frames) or times is None or len(times) not in (frames, frames + 1):
             raise UsageError(f"{path}: {samples} samples of {frames} frames need as many times, or "
                              "one more, in `t-coordinate`, `t` or `grid/t`; the file is damaged.")
         said = _said(f, groups)
@@ -121,13 +132,15 @@ def open_file(path):
         for key, value in params.items():
             try:
                 params[key] = float(value)
+                if not 0 <= params[key] < math.inf:  # models take logarithms
+                    raise ValueError
             except (TypeError, ValueError):
-                what = "is missing" if value is None else f"is no number ({value!r})"
+                what = "is missing" if value is None else f"is no number from zero on ({value!r})"
                 raise UsageError(f"{path}: the attribute {key} of {name} {what}; set it with h5py: "
                                  f"f.attrs['{key}'] = value.") from None
         known = zip(grid, (_coordinate(f, groups, axis) for axis in task.axes), strict=True)
         ends = [task.domain if x is None else _ends(x[:n]) for n, x in known]
-        domain = tuple(map(tuple, said.get("domain", ends)))
+        domain = _domain(said.get("domain", ends), task, path)
         channels = task.channels + (("particles",) if "particles" in f else ())
         attributes = {key: str(value) for key, value in sorted(f.attrs.items())}
         file = File(Path(path), name, samples, frames, tuple(grid), channels, params,
@@ -140,8 +153,12 @@ def open_file(path):
 
 
 def uneven(file):
-    """What is wrong with the coordinates of the space axes: {axis: phrase}."""
-    found = {}
+    """What is wrong with the coordinates of space and time: {axis: phrase}."""
+    found, t, steps = {}, file.times, np.diff(file.times)
+    usual = np.median(steps) if len(steps) else 0.0
+    for k in np.flatnonzero(~((steps > 0) & (abs(steps - usual) < 0.01 * usual)))[:1]:
+        found["t"] = (f"does not increase evenly from frame {k} to {k + 1} ({t[k]:g} to "
+                      f"{t[k + 1]:g}): interpolate the fields first")
     with _opened(file.path) as f:
         for axis, n in zip(TASKS[file.task].axes, file.grid, strict=True):
             x = _coordinate(f, file.groups, axis)
@@ -226,14 +243,29 @@ def _identify(f, path):
 def _shape(f, task, path):
     """(N, T, *grid) of a file that is not in groups: that of all its data sets."""
     names = {"steady": ("nu", "tensor"), "last": ("velocity", "particles")}.get(
-        task.layout, ("tensor",) if "tensor" in f else task.channels)
+        task.layout, task.channels if len(task.channels) > 1 else ("tensor",))
     sets = {key: f[key] for key in names if key in f}
     shapes = {(one.shape[:1] + (1,) * (key == "nu") + one.shape[1:])[:2 + len(task.axes)]
               for key, one in sets.items()}
-    if len(shapes) > 1 or any(one.dtype.kind not in "fiu" for one in sets.values()):
+    wrong = [key for key, width in (("velocity", 2), ("particles", 1))
+             if task.layout == "last" and key in sets and sets[key].shape[-1] != width]
+    if wrong or len(shapes) > 1 or any(one.dtype.kind not in "fiu" for one in sets.values()):
         found = ", ".join(f"{key} {one.dtype} {one.shape}" for key, one in sets.items())
         raise UsageError(f"{path}: {found} do not hold numbers of one shape; the file is damaged.")
     return shapes.pop()
+
+
+def _domain(ends, task, path):
+    """Two increasing numbers for each space axis."""
+    try:
+        domain = tuple((float(low), float(high)) for low, high in ends)
+    except (TypeError, ValueError):
+        domain = ()
+    if len(domain) != len(task.axes) or not all(low < high < math.inf for low, high in domain):
+        ends = " ".join(str(ends).split())
+        raise UsageError(f"{path}: coordinates, or the attribute `domain`, give {ends}, where two "
+                         f"increasing numbers for each of {', '.join(task.axes)} are wanted.")
+    return domain
 
 
 def _coordinate(f, groups, axis):

@@ -86,10 +86,9 @@ def nrmse(p, y):
 
 
 def channel_nrmse(p, y):
-    """Relative errors (B, T, C); NaN where a channel of y is zero, infinite where p is NaN."""
-    norm = y.double().flatten(3).norm(dim=3)
-    error = (p.double() - y.double()).flatten(3).norm(dim=3).nan_to_num(torch.inf, torch.inf)
-    return torch.where(norm > 0, error / norm, torch.nan)
+    """Relative errors (B, T, C); NaN where a channel of y is zero, infinite where p or y is NaN."""
+    norm, error = (x.flatten(3).norm(dim=3) for x in (y.double(), p.double() - y.double()))
+    return torch.where(norm == 0, torch.nan, (error / norm).nan_to_num(torch.inf, torch.inf))
 
 
 def rmse(p, y):

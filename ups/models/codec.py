@@ -116,7 +116,10 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
     size = math.prod(patch)
     mean = first.view(-1, size).mean(1)
     std = (second.diagonal().view(-1, size).mean(1) - mean**2).clamp(min=0).sqrt()
-    std[std <= 1e-7 * mean.abs()] = 1.0  # a constant channel
+    constant = std <= 1e-7 * mean.abs()
+    if constant.all():
+        raise ValueError("all fields are constant: there is nothing to learn.")
+    std[constant] = 1.0
     wide = std.repeat_interleave(size)
     variance, basis = torch.linalg.eigh((second - first.outer(first)) / wide.outer(wide))
     variance, basis = variance.flip(0), basis.flip(1)
@@ -166,7 +169,7 @@ def component_errors(codec: PatchCodec, batches) -> Tensor:
             errors += (rest[norm > 0] / norm[norm > 0][:, None]).sum(0)
             count += int((norm > 0).sum())
     if not count:
-        raise ValueError("the val split is empty: there is nothing to judge a codec by.")
+        raise ValueError("the val split is empty, or zero: there is nothing to judge a codec by.")
     return errors / count
 
 
