@@ -1,5 +1,6 @@
 """A trained run as a function of fields: the same numbers as in evaluation, and good sentences."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -135,7 +136,8 @@ def test_fields_are_read_at_any_point_of_the_domain(tmp_path, monkeypatch):
     at = sim.rollout(u0, 1, points=[[-1.0, 0.5], [0.3, 1.0]])[:, 0]
     expected = codec.decode_at(z, torch.tensor([[0.0, 0.75], [0.65, 1.0]]).double()).mT
     assert torch.allclose(at, expected, atol=1e-6)
-    for wrong, words in ((np.zeros((4, 3)), "not .P, 2"), ([[0.0, 1.1]], "outside the domain")):
+    for wrong, words in ((np.zeros((4, 3)), "not .P, 2"), ([[0.0, 1.1]], "outside the domain"),
+                         ([[0.0, math.nan]], "outside the domain")):
         with pytest.raises(UsageError, match=words):
             sim.rollout(u0, 2, points=wrong)
 

@@ -197,7 +197,8 @@ def _places(points, task):
     if points.ndim != 2 or points.shape[1] != len(low) or not len(points):
         raise UsageError(f"points has the shape {tuple(points.shape)}, not (P, {len(low)}).")
     places = (points - low) / (high - low)
-    if not task.codec.periodic and ((places < 0) | (places > 1)).any():
+    outside = ~places.isfinite() if task.codec.periodic else ~((places >= 0) & (places <= 1))
+    if outside.any():
         raise UsageError(f"some points lie outside the domain, {low.tolist()} to {high.tolist()}.")
     return places
 

@@ -346,6 +346,14 @@ def test_each_task_may_have_its_own_waves_and_kernel():
     assert OperatorConfig(modes=4) == OperatorConfig(modes=[4])  # of a file, or an older run
 
 
+@pytest.mark.parametrize("task, waves", [(LINE, 17), (PLATE, max(PLATE.tokens))])
+def test_waves_beyond_all_are_not_there(task, waves):
+    """A periodic line of 32 tokens has 17, a closed axis as many as it has tokens."""
+    size = sum(p.numel() for p in make("fourier", (task,), modes=waves).parameters())
+    assert sum(p.numel() for p in make("fourier", (task,), modes=999).parameters()) == size
+    assert sum(p.numel() for p in make("fourier", (task,), modes=waves - 1).parameters()) < size
+
+
 def test_a_kernel_wider_than_the_circle_goes_around_it():
     mixer, x = FourierMixer(3, [2], 0, 9).double(), torch.randn(2, 1, 1, 3, 3).double()
     taps = mixer.taps.view(9, 3)

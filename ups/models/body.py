@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.fourier import FourierMixer
+from ups.models.fourier import FourierMixer, all_waves
 from ups.models.layers import (
     Block,
     GatedMLP,
@@ -87,8 +87,9 @@ class TokenBody(nn.Module):
         c = self.config
         if c.body == "fourier":
             sizes = zip(self.tasks, c.of_tasks(len(self.tasks)), strict=True)
-            mixer = Own(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1], *own)
-                        for task, own in sizes)
+            mixer = Own(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1],
+                                     min(modes, all_waves(task.tokens, task.periodic)), kernel)
+                        for task, (modes, kernel) in sizes)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)

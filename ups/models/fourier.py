@@ -65,6 +65,11 @@ class FourierMixer(nn.Module):
         return y
 
 
+def all_waves(tokens, periodic):
+    """How many waves the longest axis of a token grid has."""
+    return max(tokens) // 2 + 1 if periodic else max(tokens)
+
+
 def _waves(x, weight, analysis, synthesis):
     """Tokens (B, n, dim) -> coefficients -> dim x 2 dim for each wave number -> tokens; the
     synthesis table combines real and imaginary products, so no complex number is ever formed."""
