@@ -95,7 +95,7 @@ def test_odd_headers_are_one_sentence(tmp_path):
         broken("advection1d", f"the attribute beta of advection1d is no number from zero .*{beta}",
                lambda f, beta=beta: f.attrs.update(beta=beta))
     for domain in ([[3, 1]], [[0, 1], [0, 1]], "foo", [[np.nan, 1]]):
-        broken("burgers1d", "coordinates, or the attribute `domain`, give .* for each of x are",
+        broken("burgers1d", "coordinates, or the attribute `domain`, are not .* for x: ",
                lambda f, domain=domain: f.attrs.update(boundary="periodic", domain=domain))
     broken("burgers1d", "coordinates, or the attribute", lambda f: f["x-coordinate"].write_direct(
         np.full(f["x-coordinate"].shape, np.nan, "f4")))

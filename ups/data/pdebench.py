@@ -65,10 +65,10 @@ class File:
                         block = self._block(f, part, frames[k], stride)
                         out[run[i], k] = block.reshape(len(part), len(frames[k]), *out.shape[2:])
                     except (OSError, LookupError, TypeError, ValueError) as error:
-                        why = " ".join(str(error).split()).rstrip(".")
-                        raise UsageError(f"{self.path}: samples {part[0]} to {part[-1]} cannot be "
-                                         f"read ({why}); `python -m ups.data validate` names them."
-                                         ) from None
+                        raise UsageError(
+                            f"{self.path}: samples {part[0]} to {part[-1]} cannot be read ("
+                            f"{' '.join(str(error).split())}); `python -m ups.data validate "
+                            f"{self.path}` names them.") from None
         return out
 
     def _block(self, f, rows, frames, stride):
@@ -115,9 +115,8 @@ def open_file(path):
         if task.layout == "groups":
             groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
             samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
-            if f[groups[0]]["data"].dtype.kind not in "fiu":
-                raise UsageError(f"{path}: {groups[0]}/data holds no real numbers, but "
-                                 f"{f[groups[0]]['data'].dtype}; the file is damaged.")
+            if (kind := f[groups[0]]["data"].dtype).kind not in "fiu":
+                raise UsageError(f"{path}: {groups[0]}/data holds no real numbers, but {kind}.")
         else:
             samples, frames, *grid = _shape(f, task, path)
         if task.layout == "steady":
@@ -247,9 +246,9 @@ def _shape(f, task, path):
     sets = {key: f[key] for key in names if key in f}
     shapes = {(one.shape[:1] + (1,) * (key == "nu") + one.shape[1:])[:2 + len(task.axes)]
               for key, one in sets.items()}
-    wrong = [key for key, width in (("velocity", 2), ("particles", 1))
-             if task.layout == "last" and key in sets and sets[key].shape[-1] != width]
-    if wrong or len(shapes) > 1 or any(one.dtype.kind not in "fiu" for one in sets.values()):
+    last = {"velocity": 2, "particles": 1}
+    if len(shapes) > 1 or any(one.dtype.kind not in "fiu" or one.shape[-1] != last.get(
+            key, one.shape[-1]) for key, one in sets.items()):
         found = ", ".join(f"{key} {one.dtype} {one.shape}" for key, one in sets.items())
         raise UsageError(f"{path}: {found} do not hold numbers of one shape; the file is damaged.")
     return shapes.pop()
@@ -262,9 +261,8 @@ def _domain(ends, task, path):
     except (TypeError, ValueError):
         domain = ()
     if len(domain) != len(task.axes) or not all(low < high < math.inf for low, high in domain):
-        ends = " ".join(str(ends).split())
-        raise UsageError(f"{path}: coordinates, or the attribute `domain`, give {ends}, where two "
-                         f"increasing numbers for each of {', '.join(task.axes)} are wanted.")
+        raise UsageError(f"{path}: coordinates, or the attribute `domain`, are not two increasing "
+                         f"numbers for {', '.join(task.axes)}: {' '.join(str(ends).split())}.")
     return domain
 
 
