@@ -185,6 +185,7 @@ def other_weights(folder):
     ("short", ["--protocol", "pdebench"], "gives 13 frames, and .* has 13 at --stride_t 1; use"),
     ("no codec", [], "codec .* is missing; put it back"),
     ("no config", [], "operator has no config.json; put it back"),
+    ("no fine", [], "operator was written by another version of the model"),
     ("other data", ["--data", "{run}/nothing"], "no burgers1d file in .*nothing"),
     ("default data", ["--data", "data"], "no burgers1d file in data"),
     ("other codec", [], "trained with another codec of burgers1d"),
@@ -206,6 +207,10 @@ def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, word
         shutil.rmtree(run / "codec" / "burgers1d")
     elif how == "no config":
         (run / "operator" / "config.json").unlink()
+    elif how == "no fine":
+        config, tensors = load_model(run / "operator" / "model")
+        export_model(run / "operator" / "model", tensors,
+                     {key: value for key, value in config.items() if key != "fine"})
     elif how in ("other codec", "other operator"):
         part = "codec/burgers1d" if how == "other codec" else "operator"
         other_weights(run / part / "model")

@@ -230,8 +230,6 @@ def load_codec(folder):
 def _fit_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
-    for split in ("fit", "test"):  # NaN there must not come to light after the training
-        collections.deque(frames_of(fields, split), maxlen=0)
     spec, patch, components = fields.spec, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:
@@ -241,7 +239,10 @@ def _fit_codec(folder, cfg, fields, asked):
                           error=asked.get("error", 0.0),
                           offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"--patch {patch} --components {components}: {error}") from None
+        raise UsageError(f"{fields.files[0].path}, --patch {patch} --components {components}: "
+                         f"{error}") from None
+    for split in ("fit", "test"):  # NaN there must not come to light after the training
+        collections.deque(frames_of(fields, split), maxlen=0)
     about = {"asked": asked, "data": fields.digest}
     export_model(folder, codec.state_dict(), codec.config | about)
 

@@ -82,10 +82,10 @@ def load_stage(run, stage, build):
     config, tensors = load_model(folder / "model")
     tasks = [TaskSpec(**{key: tuple(value) if isinstance(value, list) else value
                          for key, value in task.items()}) for task in config["tasks"]]
-    model = build(config, tasks)
     try:
+        model = build(config, tasks)
         model.load_state_dict(tensors)
-    except RuntimeError:
+    except (RuntimeError, KeyError, TypeError):
         raise UsageError(f"{folder} was written by another version of the model; train it anew "
                          "in another --run, or use the code that wrote it.") from None
     settings = SimpleNamespace(**read_json(folder / "config.json"))

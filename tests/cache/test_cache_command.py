@@ -72,7 +72,8 @@ def test_gc_removes_nothing_but_caches(caches, capsys):
     Path("cache/burgers1d-val-3123456789abcdef").symlink_to(Path("cache/notes").absolute())
     parts = Path("cache/burgers1d-val-4123456789abcdef")
     parts.mkdir()
-    for name in (".shard-00000.safetensors.77", "shard-00001.safetensors", ".manifest.json.78"):
+    for name in ("shard-00000.safetensors.77.partial", "shard-00001.safetensors",
+                 "manifest.json.78.partial"):
         (parts / name).write_text("half")
     main(["gc", "--yes"])
     assert capsys.readouterr().out.count("is no cache, left alone") == 5

@@ -5,7 +5,8 @@ import pytest
 
 from ups.config import UsageError
 from ups.data.fields import open_fields
-from ups.data.pdebench import identify, open_file, pieces, seam
+from ups.data.file import pieces
+from ups.data.pdebench import identify, open_file, seam
 
 PARAMS = {"advection1d": {"beta": 0.4}, "burgers1d": {"nu": 0.01},
           "reacdiff1d": {"nu": 0.5, "rho": 2.0}, "diffsorp1d": {}, "darcy2d": {"beta": 1.0},
@@ -51,7 +52,7 @@ def test_channels_of_the_flow_files(published):
 
 def test_large_reads_are_cut_and_still_exact(published, monkeypatch):
     path, u = published["cns2d"]
-    monkeypatch.setattr("ups.data.pdebench.pieces", lambda *a: pieces(*a, limit=3 * 4 * 4 * 16 * 8))
+    monkeypatch.setattr("ups.data.file.pieces", lambda *a: pieces(*a, limit=3 * 4 * 4 * 16 * 8))
     np.testing.assert_array_equal(open_file(path).read(range(6)), u)
 
 

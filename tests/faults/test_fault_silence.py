@@ -23,7 +23,7 @@ def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep):
     assert f"rank {rank}" in end["reason"].lower().replace("ranks", "rank").split(": ", 1)[1]
     line, = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert f"rank {rank}" in line.lower().replace("ranks", "rank")
-    assert line.endswith("; run the same command again to resume.")
+    assert line.endswith("; run the same command again.")
     assert saved(tmp_path / "run") == [3]
     assert one_order(tmp_path / "run", cut=True)
 

@@ -210,7 +210,8 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
 def test_weights_of_another_version_are_refused_in_one_sentence():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(UsageError, match="no bias: another version of the model"):
-        restore_state(Accelerator(cpu=True), {"model/weight": torch.zeros(2, 2)}, [], model,
-                      optimizer, EMA(model, 0.9))
+    for tensors, name in (({"model/weight": torch.zeros(2, 2)}, "bias"),
+                          ({"model/weight": torch.zeros(3, 2)}, "weight")):
+        with pytest.raises(UsageError, match=f"no such {name}: another version of the model"):
+            restore_state(Accelerator(cpu=True), tensors, [], model, optimizer, EMA(model, 0.9))
     assert float(model.weight.detach().abs().sum()) > 0  # nothing was touched

@@ -106,7 +106,9 @@ def test_a_step_takes_the_mean_of_a_round_of_tasks():
     """Two tasks in turns, of 1 and 3 s; the first of each compiles, the last step evaluates."""
     marks = torch.tensor([0, 50, 80, 1, 3, 1.5, 3.5, 1, 90]).cumsum(0).tolist()
     assert rehearsal.step_seconds(marks, 2) == 2.0 and rehearsal.step_seconds(marks, 1) == 1.0
-    assert [rehearsal.length(SimpleNamespace(round=n)) for n in (1, 4, 5, 11)] == [8, 17, 21, 45]
+    for graphs, expected in ((False, [8, 9, 11, 23]), (True, [8, 17, 21, 45])):
+        found = [rehearsal.length(SimpleNamespace(round=n, graphs=graphs)) for n in (1, 4, 5, 11)]
+        assert found == expected
 
 
 def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys):
@@ -116,7 +118,7 @@ def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys)
     before = content(tmp_path)
     assert dry_run(*flags(tmp_path, tmp_path / "data")) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert "error: burgers1d: NaN or Inf in the" in lines[-1] and "validate FILE" in lines[-1]
+    assert "hdf5: NaN or Inf in sample 20; `python -m ups.data validate " in lines[-1]
     assert content(tmp_path) == before and not (tmp_path / "run").exists()
     assert dry_run(*flags(tmp_path, tmp_path / "none"), "--tasks", "diffsorp1d") == 2
 

@@ -18,9 +18,9 @@ from ups.cache.agree import try_lock
 from ups.cache.store import open_cache, remove, verify
 from ups.config import UsageError, command, parse
 
-# What `gc` takes for a cache, and all that it may hold; the ones with a dot are temporaries.
+# What `gc` takes for a cache, and all that it may hold, whole or half written.
 CACHE = re.compile(r"\w+-\w+-[0-9a-f]{16}")
-PART = re.compile(r"(manifest\.json|shard-\d+\.safetensors)|\.(manifest|shard-\d+)\.\w+\.\d+")
+PART = re.compile(r"(manifest\.json|shard-\d+\.safetensors)(\.\d+\.partial)?")
 
 
 @dataclass(frozen=True)

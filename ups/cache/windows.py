@@ -134,7 +134,7 @@ def whole_batch(batch):
 
 def condition(params, width):
     """PDE parameters (n, P) as models want them: log10, since they span decades, zero-padded."""
-    return _pad(params.abs().clamp(min=1e-12).log10().float(), width)
+    return _pad(params.clamp(min=1e-12).log10().float(), width)
 
 
 def _pad(x, width):

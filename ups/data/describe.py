@@ -7,7 +7,8 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, Fields
-from ups.data.pdebench import SEAM, open_file, pieces, seam, uneven
+from ups.data.file import pieces
+from ups.data.pdebench import SEAM, open_file, seam, uneven
 from ups.data.tasks import TASKS
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")

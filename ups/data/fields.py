@@ -9,6 +9,7 @@ parameter set `i // samples`, and the split is by sample. Of the samples, the pu
 import hashlib
 import math
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 
 from ups.config import UsageError
-from ups.data.pdebench import UnknownLayout, identify, open_file, pieces, uneven
+from ups.data.file import pieces
+from ups.data.pdebench import UnknownLayout, identify, open_file, uneven
 from ups.data.tasks import TASKS
 
 SPLITS = ("train", "fit", "val", "test")
@@ -101,7 +103,8 @@ class Fields:
         u = file.read(rows, frames, self.stride_x)
         if not (finite := np.isfinite(u).reshape(len(u), -1).all(1)).all():
             raise UsageError(f"{file.path}: NaN or Inf in sample {rows[np.argmin(finite)]}; "
-                             f"`python -m ups.data validate {file.path}` names all of them.")
+                             f"`python -m ups.data validate {shlex.quote(str(file.path))}` names "
+                             "all of them: mend them, or write a file without them.")
         return u
 
     def stream(self, indices, megabytes=32):
@@ -178,15 +181,15 @@ def open_fields(task, root="data", stride_x=1, stride_t=1):
     files = [open_file(path) for path in find_files(root, name)]
     if not files:
         raise NoData(f"no {name} file in {root}; {_cure(name, wanted, root)}")
-    for file in files:
-        for axis, what in uneven(file).items():
-            raise UsageError(f"{file.path}: axis {axis} {what}.")
     for key, values in wanted.items():
         there = sorted({file.params[key] for file in files})
         if missing := [value for value in values if not _among(value, there)]:
             raise UsageError(f"{root}: no {name} file with {key}={missing[0]:g}, only {there}; "
                              f"{_cure(name, {key: missing}, root)}")
         files = [file for file in files if _among(file.params[key], values)]
+    for file in files:
+        for axis, what in uneven(file).items():
+            raise UsageError(f"{file.path}: axis {axis} {what}.")
     return Fields(files, stride_x, stride_t)
 
 

@@ -8,13 +8,13 @@
     last     `velocity` (N, T, n, n, 2), perhaps `particles` (N, T, n, n, 1), `t` (N, T), `force`
              (N, n, n, 2), YAML text in `config`                                               ns2d
 
-Whatever the layout, a `File` reads as (n, T, C, *grid). A steady file has the two frames (a, 0) and
-(a, u). Test samples are the first or the last tenth, as published.
+Whatever the layout, a `File` (file.py) reads as (n, T, C, *grid). A steady file has the two frames
+(a, 0) and (a, u). Test samples are the first or the last tenth, as published.
 """
 
 import math
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -22,83 +22,12 @@ import numpy as np
 import yaml
 
 from ups.config import UsageError
+from ups.data.file import File
 from ups.data.tasks import TASKS
 
 
 class UnknownLayout(UsageError):
     """A sound HDF5 file that is none of the eleven."""
-
-
-@dataclass(frozen=True)
-class File:
-    """One file, opened anew for every read: nothing to share between processes."""
-
-    path: Path
-    task: str
-    samples: int
-    frames: int
-    grid: tuple[int, ...]
-    channels: tuple[str, ...]
-    params: dict[str, float]
-    boundary: str
-    domain: tuple[tuple[float, float], ...]
-    attributes: dict = field(repr=False)
-    times: np.ndarray = field(repr=False)  # (T,)
-    groups: tuple[str, ...] = field(repr=False)
-
-    def read(self, rows, frames=None, stride=1):
-        """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
-
-        Neighbouring samples are read in `pieces`: the memory taken is that of the result.
-        """
-        rows, frames = np.asarray(rows), range(self.frames) if frames is None else frames
-        grid = tuple(len(range(0, n, stride)) for n in self.grid)
-        out = np.empty((len(rows), len(frames), len(self.channels), *grid), np.float32)
-        order = np.argsort(rows, kind="stable")
-        runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1)
-        size = 4 * len(self.channels) * math.prod(grid) * stride  # of a frame, last axis unstrided
-        with h5py.File(self.path) as f:
-            for run in runs if len(rows) else ():
-                for i, k in pieces(len(run), len(frames), size):
-                    part = rows[run[i]]
-                    try:
-                        block = self._block(f, part, frames[k], stride)
-                        out[run[i], k] = block.reshape(len(part), len(frames[k]), *out.shape[2:])
-                    except (OSError, LookupError, TypeError, ValueError) as error:
-                        raise UsageError(
-                            f"{self.path}: samples {part[0]} to {part[-1]} cannot be read ("
-                            f"{' '.join(str(error).split())}); `python -m ups.data validate "
-                            f"{self.path}` names them.") from None
-        return out
-
-    def _block(self, f, rows, frames, stride):
-        """Consecutive rows. The fastest axis is read whole: a disk page holds it anyway."""
-        dim, layout = len(self.grid), TASKS[self.task].layout
-        part, every = slice(rows[0], rows[-1] + 1), (slice(None, None, stride),)
-        space = every * (dim - 1)  # what HDF5 strides over; numpy does the last axis
-        if layout == "steady":
-            a, u = f["nu"][(part, *space)], f["tensor"][(part, 0, *space)]
-            both = np.stack([np.stack([a, 0 * u], 1), np.stack([a, u], 1)], 1)
-            return both[:, frames.start:frames.stop:frames.step, ..., ::stride]
-        time = slice(frames.start, frames.stop, frames.step)
-        if layout == "flat":
-            names = self.channels if len(self.channels) > 1 else ("tensor",)
-            return np.stack([f[name][(part, time, *space)][..., ::stride] for name in names], 2)
-        if layout == "groups":
-            block = np.stack([f[self.groups[row]]["data"][(time, *space)] for row in rows])
-        else:
-            names = [name for name in ("velocity", "particles") if name in f]
-            block = np.concatenate([f[name][(part, time, *space)] for name in names], -1)
-        return np.moveaxis(block[..., ::stride, :], -1, 2)
-
-
-def pieces(rows, frames, size, limit=2**25):
-    """Cut rows x frames of `size` bytes each into (slice, slice) below `limit`, rows first."""
-    step = max(1, limit // (size * max(frames, 1)))
-    span = frames if step > 1 else max(1, limit // size)
-    for i in range(0, rows, step):
-        for k in range(0, frames, span):
-            yield slice(i, min(i + step, rows)), slice(k, min(k + span, frames))
 
 
 def identify(path):
@@ -131,12 +60,12 @@ def open_file(path):
         for key, value in params.items():
             try:
                 params[key] = float(value)
-                if not 0 <= params[key] < math.inf:  # models take logarithms
+                if not 0 <= params[key] < math.inf:
                     raise ValueError
             except (TypeError, ValueError):
-                what = "is missing" if value is None else f"is no number from zero on ({value!r})"
-                raise UsageError(f"{path}: the attribute {key} of {name} {what}; set it with h5py: "
-                                 f"f.attrs['{key}'] = value.") from None
+                what = (f"is missing; set it with h5py: f.attrs['{key}'] = value" if value is None
+                        else f"is {value!r}; it is a number not below 0: models take its logarithm")
+                raise UsageError(f"{path}: the attribute {key} of {name} {what}.") from None
         known = zip(grid, (_coordinate(f, groups, axis) for axis in task.axes), strict=True)
         ends = [task.domain if x is None else _ends(x[:n]) for n, x in known]
         domain = _domain(said.get("domain", ends), task, path)
@@ -155,7 +84,8 @@ def uneven(file):
     """What is wrong with the coordinates of space and time: {axis: phrase}."""
     found, t, steps = {}, file.times, np.diff(file.times)
     usual = np.median(steps) if len(steps) else 0.0
-    for k in np.flatnonzero(~((steps > 0) & (abs(steps - usual) < 0.01 * usual)))[:1]:
+    rounded = 0.01 * usual + 1e-6 * abs(t).max()
+    for k in np.flatnonzero(~((steps > 0) & (abs(steps - usual) < rounded)))[:1]:
         found["t"] = (f"does not increase evenly from frame {k} to {k + 1} ({t[k]:g} to "
                       f"{t[k + 1]:g}): interpolate the fields first")
     with _opened(file.path) as f:
@@ -176,7 +106,13 @@ def seam(file, rows):
 
     About 1 where the axis is periodic, large where the two ends do not know of each other.
     """
-    u = file.read(rows, range(file.frames - 1, file.frames))
+    kept = []
+    for row in rows:
+        with suppress(UsageError):  # one that cannot be read is told by who needs it
+            kept.append(file.read([row], range(file.frames - 1, file.frames)))
+    if not kept:
+        return [0.0]
+    u = np.concatenate(kept)
     u = u[np.isfinite(u).all(axis=tuple(range(1, u.ndim)))]
     u = u / (u.std(axis=(0, 1, *range(3, u.ndim)), keepdims=True) + 1e-30)
     ratios = []
@@ -250,7 +186,8 @@ def _shape(f, task, path):
     if len(shapes) > 1 or any(one.dtype.kind not in "fiu" or one.shape[-1] != last.get(
             key, one.shape[-1]) for key, one in sets.items()):
         found = ", ".join(f"{key} {one.dtype} {one.shape}" for key, one in sets.items())
-        raise UsageError(f"{path}: {found} do not hold numbers of one shape; the file is damaged.")
+        raise UsageError(f"{path}: {found} do not hold numbers of one shape (velocity with two "
+                         "components); the file is damaged.")
     return shapes.pop()
 
 
@@ -260,7 +197,7 @@ def _domain(ends, task, path):
         domain = tuple((float(low), float(high)) for low, high in ends)
     except (TypeError, ValueError):
         domain = ()
-    if len(domain) != len(task.axes) or not all(low < high < math.inf for low, high in domain):
+    if len(domain) != len(task.axes) or not all(-math.inf < a < b < math.inf for a, b in domain):
         raise UsageError(f"{path}: coordinates, or the attribute `domain`, are not two increasing "
                          f"numbers for {', '.join(task.axes)}: {' '.join(str(ends).split())}.")
     return domain

@@ -9,7 +9,8 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, Fields
-from ups.data.pdebench import open_file, pieces, uneven
+from ups.data.file import pieces
+from ups.data.pdebench import open_file, uneven
 from ups.data.tasks import TASKS
 
 SHOWN = 10  # faults of one kind that are spelled out
@@ -91,7 +92,7 @@ def _samples(file, rows, frames, unread):
         try:
             u = file.read([row], times)[0]
         except UsageError as error:
-            unread[row] = re.search(r"\((.*)\);", str(error))[1]
+            unread[row] = re.search(r"cannot be read \((.*)\); ", str(error))[1]
         else:
             yield row, u
 

@@ -100,7 +100,8 @@ class LatentOperator(nn.Module):
             self.register_buffer(f"scale{index}", scale, persistent=False)
             seen = torch.tensor(task.seen or (1.0,) * task.width)
             seen = F.pad(seen, (0, self.width - task.width))
-            self.register_buffer(f"seen{index}", seen, persistent=False)
+            # saved, so that a run that began without it is not resumed with it
+            self.register_buffer(f"seen{index}", seen, persistent=bool(task.seen))
 
     def forward(self, z0, dt, cond, task=0):
         """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""

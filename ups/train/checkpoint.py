@@ -61,9 +61,10 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
             return distribute_tensor(tensor.to(live.device), live.device_mesh, live.placements)
         return tensor
 
-    if missing := [name for name in model.state_dict() if f"model/{name}" not in tensors]:
-        raise UsageError(f"the checkpoint has no {missing[0]}: another version of the model wrote "
-                         "it; give another --run, or use the code that wrote it.")
+    for name, live in model.state_dict().items():
+        if f"model/{name}" not in tensors or tensors[f"model/{name}"].shape != live.shape:
+            raise UsageError(f"the checkpoint has no such {name}: another version of the model "
+                             "wrote it; give another --run, or use the code that wrote it.")
     with torch.no_grad():
         for name, live in model.state_dict().items():
             live.copy_(like(tensors[f"model/{name}"], live))

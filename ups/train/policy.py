@@ -83,7 +83,7 @@ class Agreement:
             dist.monitored_barrier(self.group, self.patience, wait_all_ranks=True)
         except RuntimeError as error:  # of a process that stands still, or has died
             why = " ".join(str(error).split("\n")[0].split())
-            raise TimeoutError(f"{why}; run the same command again to resume.") from error
+            raise TimeoutError(f"{why}; run the same command again.") from error
         tensor = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()

@@ -26,8 +26,9 @@ GIB = 2**30
 
 
 def length(run):
-    """Steps of a rehearsal: two warm-ups of every task, a capture, a replay, and the last step."""
-    return max(STEPS, 4 * run.round + 1)
+    """Steps of a rehearsal: of each task a first one and a second, with graphs two warm-ups, a
+    capture and a replay; and the last, which evaluates."""
+    return max(STEPS, (4 if run.graphs else 2) * run.round + 1)
 
 
 class Rehearsed(Exception):
