@@ -32,7 +32,7 @@ STEPS, SAVED, WINDOWS = 6, 3, 40
 LINE = TaskSpec("line", (1, 1, 16), 3, True)
 NAMED = TaskSpec("named", (1, 1, 16), 3, True, ("nu", "beta"))
 SQUARE = TaskSpec("square", (1, 4, 6), 2, False, ("nu",))
-BOX = TaskSpec("box", (3, 2, 4), 4, True, ("beta",))
+BOX = TaskSpec("box", (3, 2, 6), 4, True, ("beta",))
 
 
 @dataclasses.dataclass(frozen=True)
