@@ -70,3 +70,15 @@ def build(task, path, samples=N, frames=T, seed=0, **attributes):
                 for axis, n in zip("yx" if len(grid) == 2 else "x", grid, strict=True):
                     group[f"grid/{axis}"] = _centres(-1, 1, n)
     return u
+
+
+def spoil(path, name, sample):
+    """Make one sample of a data set unreadable, as a bad block of a disk does."""
+    with h5py.File(path, "r+") as f:
+        u = f[name][:]
+        del f[name]
+        f.create_dataset(name, data=u, chunks=(1, *u.shape[1:]), compression="gzip")
+        where = f[name].id.get_chunk_info(sample).byte_offset
+    with open(path, "r+b") as f:
+        f.seek(where)
+        f.write(b"\0" * 16)

@@ -221,14 +221,7 @@ def test_validate_finds_short_files_and_copies_between_files(tmp_path):
 def test_validate_finds_unreadable_chunks(tmp_path):
     path = tmp_path / "a.hdf5"
     by_hand.build("burgers1d", path, samples=6)
-    with h5py.File(path, "r+") as f:
-        u = f["tensor"][:]
-        del f["tensor"]
-        f.create_dataset("tensor", data=u, chunks=(1, *u.shape[1:]), compression="gzip")
-        where = f["tensor"].id.get_chunk_info(4).byte_offset
-    with open(path, "r+b") as f:
-        f.seek(where)
-        f.write(b"\0" * 16)
+    by_hand.spoil(path, "tensor", 4)
     fault, = validate([path])
     assert fault.startswith(f"{path}: sample 4 cannot be read (")
     refused(["inspect", path], "samples 0 to 5 cannot be read .*ups.data validate .* names them")

@@ -236,14 +236,7 @@ def test_a_broken_sample_does_not_keep_the_others_from_being_named(tmp_path):
     path = tmp_path / "data (old)" / "a.h5"
     path.parent.mkdir()
     by_hand.build("cns1d", path)
-    with h5py.File(path, "r+") as f:
-        u = f["Vx"][:]
-        del f["Vx"]
-        f.create_dataset("Vx", data=u, chunks=(1, *u.shape[1:]), compression="gzip")
-        where = f["Vx"].id.get_chunk_info(4).byte_offset
-    with open(path, "r+b") as f:
-        f.seek(where)
-        f.write(b"\0" * 16)
+    by_hand.spoil(path, "Vx", 4)
     fault, = validate([path])
     assert re.fullmatch(rf"{re.escape(str(path))}: sample 4 cannot be read \(Can.t .*\)\.", fault)
 
