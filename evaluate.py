@@ -3,13 +3,11 @@
     accelerate launch evaluate.py --run runs/burgers1d                            # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml evaluate.py --run runs/burgers1d
     accelerate launch --config_file accelerate_configs/2gpu.yaml evaluate.py --run runs/burgers1d
-    python evaluate.py --compare runs/A runs/B                                    # one table
 
 Takes the finished stages of the run, in float32, on any number of processes. Writes
 runs/NAME/evaluation/ (evaluation_pdebench/ with --protocol pdebench, .._partial/ with
 --trajectories): metrics.json and metrics.csv,
 every number with its definition and interval, and report.html, one file to open in a browser.
-`--compare` prints a table over runs and writes it beside them as compare.html, which can be sorted.
 """
 
 import dataclasses
@@ -25,10 +23,8 @@ import torch
 
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.tasks import TASKS
-from ups.eval.compare import compare
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
 from ups.eval.forecasts import ENSEMBLES, make_forecasts
-from ups.eval.guards import check_guards
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
 from ups.eval.protocol import FOLDERS, begin, in_words
@@ -46,9 +42,7 @@ class Config:
     trajectories: int = 0        # of the test split; 0: all
     members: int = 0             # of an ensemble; 0: as the corrector's stage has it
     calls: int = 0               # of the network, to draw a member; 0: as the stage has it
-    guards: str = ""             # also roll out with some of conserve,positive,divfree
     seed: int = 0                # of members and intervals
-    compare: tuple[str, ...] = ()  # runs; measures nothing, but makes one table of them
 
     def __post_init__(self):
         check(self, trajectories=(0, math.inf), members=(0, math.inf), calls=(0, math.inf),
@@ -91,8 +85,6 @@ def open_data(accelerator, cfg, operator):
                 raise UsageError(f"{cfg.run}: the operator was trained with another {what} of "
                                  f"{task.name} than the one that is there; put that one back.")
         task.fields = begin(task.fields, cfg.protocol)
-    for task, guards in zip(tasks, check_guards(cfg.guards, *tasks), strict=True):
-        task.guards = guards
     return tasks
 
 
@@ -102,8 +94,7 @@ def evaluate(accelerator, cfg, task, index, stages):
                         calls_of(cfg, name, stage), stage.settings.correct_every)
                  for name, stage in stages.items() if name in ENSEMBLES}
     sizes = {name: ensemble[1] for name, ensemble in ensembles.items()}
-    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, task.guards,
-                               cfg.seed)
+    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, cfg.seed)
     test = task.fields.split("test")[: cfg.trajectories or None]
     tables, milliseconds = measure_all(accelerator, task, forecasts, test,
                                        max(sizes.values(), default=1))
@@ -134,8 +125,6 @@ def calls_of(cfg, name, stage):
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    if cfg.compare:
-        return compare(cfg.compare, FOLDERS[cfg.protocol])
 
     # stages and data
     accelerator, run = make_accelerator(), Path(cfg.run)

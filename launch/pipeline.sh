@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From an empty folder to the final numbers: doctor, validate, then dry run and training of each stage, evaluate.
+# From an empty folder to the final numbers: check the machine, validate, then dry run and training of each stage, evaluate.
 #
 #     launch/pipeline.sh runs/burgers1d accelerate_configs/2gpu.yaml [--tasks ns2d --compile ...]
 #
@@ -24,8 +24,8 @@ data=data
 while [ $# -gt 0 ]; do
     [ "$1" = --data ] && data=${2:-data}
     case $1 in
-        --compile | --debug) machine+=("$1") ;;
-        --data | --cache | --resident | --workers | --prefetch | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
+        --compile) machine+=("$1") ;;
+        --data | --cache | --workers | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
     esac
     shift
 done
@@ -93,7 +93,7 @@ stage() {
 }
 
 pipeline() {
-    step "${launch[@]}" -m ups.doctor || return
+    step "${launch[@]}" -m launch.check_machine || return
     validate || return
     for name in operator diffusion consistency; do stage "$name" || return; done
     [ ! -f evaluate.py ] || step "${launch[@]}" evaluate.py --run "$run"

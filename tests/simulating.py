@@ -3,7 +3,6 @@
 import functools
 from unittest.mock import patch
 
-import train_codec
 import train_consistency
 import train_diffusion
 import train_operator
@@ -23,18 +22,6 @@ def two_tasks(base, _):
     make("advection1d", out=folder / "data", samples=20, grid=16, frames=7)
     train_operator.main([*_places(folder), *OPERATOR, "--tasks", "burgers1d", "advection1d",
                          "--steps", "8"])  # four for each, so that conditions count
-    return folder / "run"
-
-
-@patch("ups.eval.report.draw_rollouts")
-@patch("ups.eval.reconstruction.draw_codec")
-def any_point(folder, *_):
-    """A run of diffreact2d with the learned codec."""
-    make("diffreact2d", out=folder / "data", samples=20, grid=16, frames=13, t_end=1.0)
-    task = [*_places(folder), "--tasks", "diffreact2d"]
-    train_codec.main([*task, *TINY, "--patch", "4", "--steps", "2", "--model.hidden", "8",
-                      "--model.depth", "1"])
-    train_operator.main([*task, *OPERATOR, "--codec", "grid"])
     return folder / "run"
 
 

@@ -1,6 +1,5 @@
-"""Ablations on a stage whose scores are known: ranking, seeds, failures, interruption, speed."""
+"""Ablations on a stage whose scores are known: ranking, seeds, failures, interruption."""
 
-import csv
 import json
 import math
 import signal
@@ -10,9 +9,8 @@ import pytest
 from launching import ROOT
 
 import ups.ablate
-from ups.ablate import main
+from ups.ablate import main, result
 from ups.config import UsageError
-from ups.eval import ablation
 from ups.train.folder import take_lock
 
 SCRIPT = str(Path(__file__).parent / "ablated.py")
@@ -27,9 +25,9 @@ def ablate(tmp_path, monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
-def rows(tmp_path):
-    with open(tmp_path / "out" / "ablation.csv") as file:
-        return list(csv.DictReader(file))
+def ends(tmp_path):
+    """Status of every run."""
+    return sorted(result(path.parent)["status"] for path in tmp_path.glob("out/*/log.txt"))
 
 
 def starts(tmp_path):
@@ -39,17 +37,17 @@ def starts(tmp_path):
 def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path, ablate, capsys):
     assert ablate("--grid", "lr=0.1,0.4", "kind=a", "--seeds", "3", "--steps", "7") == 0
     table = (tmp_path / "out" / "ablation.md").read_text().splitlines()
-    assert [word.strip() for word in table[0].split("|")[1:6]] == [
-        "lr", "runs", "steps", "val/nrmse_rollout", "test"]  # kind does not differ
-    first, second = ([word.strip() for word in line.split("|")[1:6]] for line in table[2:4])
-    assert first == ["0.4", "3 of 3", "7", "0.02 [0.01, 0.03]", "1.02 [1.01, 1.03]"]
-    assert second == ["0.1", "3 of 3", "7", "0.05 [0.04, 0.06]", "1.05 [1.04, 1.06]"]
+    assert [word.strip() for word in table[0].split("|")[1:5]] == [
+        "lr", "seeds done", "val/nrmse_rollout", "test nrmse_rollout"]  # kind does not differ
+    first, second = ([word.strip() for word in line.split("|")[1:5]] for line in table[2:4])
+    assert first == ["0.4", "3 of 3", "0.02 [0.01, 0.03]", "1.02 [1.01, 1.03]"]
+    assert second == ["0.1", "3 of 3", "0.05 [0.04, 0.06]", "1.05 [1.04, 1.06]"]
     shown = capsys.readouterr().out
-    assert "[6/6] lr=0.4 kind=a seed=2: val 0.03, test 1.03" in shown and table[0] in shown
-    assert len(rows(tmp_path)) == len(starts(tmp_path)) == 6
-    assert {row["status"] for row in rows(tmp_path)} == {"done"}
+    assert "[6/6] lr=0.4 kind=a seed=2: val/nrmse_rollout 0.03, test 1.03" in shown
+    assert table[0] in shown and "with one seed that spread is unknown" in shown
+    assert ends(tmp_path) == ["done"] * len(starts(tmp_path)) == ["done"] * 6
     ablate("--grid", "lr=0.1,0.3", "kind=a", "--steps", "7")  # one is new
-    assert "2 runs, 1 finished" in capsys.readouterr().out and len(starts(tmp_path)) == 7
+    assert capsys.readouterr().out.count(" begins") == 1 and len(starts(tmp_path)) == 7
     ablate("--grid", "lr=0.1", "kind=a", "--steps", "8")  # another configuration
     assert len(starts(tmp_path)) == 8
 
@@ -63,39 +61,41 @@ def test_a_value_may_be_several_numbers(tmp_path, ablate):
 
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path, ablate, capsys):
     assert ablate("--grid", "kind=b,c,a", "sign=true,false") == 1
-    found = {(row["kind"], row["sign"]): (row["status"], row["reason"]) for row in rows(tmp_path)}
-    assert found["b", "true"] == ("failed", "on purpose")
-    assert found["c", "false"] == ("failed", "c is not for today.")
-    assert found["a", "false"][0] == "done"
+    assert ends(tmp_path) == ["done", "done", "failed", "failed", "failed", "failed"]
+    shown = capsys.readouterr().out
+    for line in ("kind=a sign=false seed=0: val", "kind=b sign=true seed=0: failed, on purpose (",
+                 "kind=c sign=false seed=0: failed, c is not for today. (see"):
+        assert line in shown
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/toy/config.json")]
     assert sorted(config["sign"] for config in configs) == [False, False, True, True]
     last = (tmp_path / "out" / "ablation.md").read_text().splitlines()
-    assert "1 of 1" in last[2] and "0 of 1" in last[-1]
-    assert "failed, c is not for today. (see" in capsys.readouterr().out
+    assert "1 of 1" in last[2] and "0 of 1" in last[-3]
 
 
 def test_an_interrupted_ablation_goes_on_where_it_stopped(tmp_path, ablate):
     grid = ["--grid", "kind=a,s", "lr=0.1,0.2"]
     with pytest.raises(KeyboardInterrupt):
         ablate(*grid)
-    assert [row["status"] for row in rows(tmp_path)] == ["done", "done", "stopped", "new"]
+    assert ends(tmp_path) == ["done", "done", "stopped"]
     with pytest.raises(KeyboardInterrupt):
         ablate(*grid)
     assert ablate(*grid) == 0
     assert len(starts(tmp_path)) == 2 + 2 + 2  # finished ones were not started again
-    assert {row["status"] for row in rows(tmp_path)} == {"done"}
+    assert ends(tmp_path) == ["done"] * 4
 
 
-def test_seconds_become_steps_by_the_measured_speed(tmp_path, ablate, capsys):
-    assert ablate("--grid", "pause=0.01,0.02", "--seeds", "2", "--seconds", "1") == 0
-    found = {}
-    for row in rows(tmp_path):
-        found.setdefault(float(row["pause"]), []).append(int(row["step"]))
-    for pause, (one, two) in found.items():
-        assert one == two and 0.5 / pause < one <= 1.02 / pause
-    assert not (tmp_path / "out" / "probe").exists()
-    ablate("--grid", "pause=0.01,0.02", "--seeds", "2", "--seconds", "1")
-    assert "4 runs, 4 finished" in capsys.readouterr().out
+def test_runs_that_there_are_make_one_table(tmp_path, ablate, capsys):
+    ablate("--grid", "lr=0.1,0.4", "--steps", "2")
+    runs = [str(path.parent.parent) for path in tmp_path.glob("out/*/toy/exit.json")]
+    capsys.readouterr()
+    assert main(["--compare", *runs]) == 0
+    shown = capsys.readouterr().out
+    first, second = ([word.strip() for word in line.split("|")[1:-1]]
+                     for line in shown.splitlines()[2:4])
+    assert ("0.4" in first and first[-3:] == ["1 of 1", "0.01", "1.01"] and second[-2] == "0.04")
+    assert "below the spread of seeds are noise" in shown
+    with pytest.raises(UsageError, match="holds no stage"):
+        main(["--compare", str(tmp_path / "nothing")])
 
 
 def test_two_ablations_in_one_folder_at_once_are_refused(tmp_path, ablate):
@@ -104,30 +104,17 @@ def test_two_ablations_in_one_folder_at_once_are_refused(tmp_path, ablate):
     assert not starts(tmp_path)
 
 
-def test_one_cell_on_each_gpu(tmp_path, ablate, monkeypatch):
-    monkeypatch.setattr(ups.ablate.cuda, "device_count", lambda: 2)
-    (tmp_path / "earlier" / "operator").mkdir(parents=True)
-    (tmp_path / "earlier" / "operator" / "exit.json").write_text('{"status": "done", "step": 1}')
-    ablate("--grid", "lr=0.1,0.2", "--pause", "0.1", "--link", str(tmp_path / "earlier/operator"))
-    assert sorted(starts(tmp_path)) == ["0\n", "1\n"]
-    for row in rows(tmp_path):
-        assert (Path(row["run"]) / "operator").resolve() == tmp_path / "earlier" / "operator"
-        assert ablation.result(Path(row["run"]))["step"] == 10  # its own stage, not the linked one
-
-
 @pytest.mark.parametrize("flags, words", [
     (["--grid", "lrr=1,2"], "the nearest is --lr"),
     (["--grid", "lr=1,two"], "invalid float"),
     (["--grid", "lr"], "--grid lr: it is KEY=VALUE"),
-    (["--grid", "lr=1", "lr=2"], "names a key twice"),
+    (["--grid", "lr=1", "lr=2"], "names each key once"),
     (["--grid", "lr=1", "--seeds", "0"], "--seeds is at least 1"),
-    (["--grid", "lr=1", "--seconds", "-3"], "--seconds at least 0"),
     (["--grid", "kind=a,z"], "a, b, c or s"),
     (["--grid", "lr=1", "--stepps", "3"], "the nearest is --steps"),
     (["--grid", "seed=1,2"], "--seeds"),
     (["--grid", "lr=1", "--run", "x"], "--out"),
-    (["--grid", "lr=1", "--seconds", "9", "--steps", "3"], "--seconds"),
-    (["--grid", "lr=1", "--link", "nowhere"], "no such folder"),
+    ([], "with its values"),
 ])
 def test_wrong_use_is_one_sentence_before_anything_runs(tmp_path, ablate, flags, words):
     with pytest.raises(UsageError, match=words):
@@ -139,12 +126,12 @@ def test_wrong_use_is_one_sentence_before_anything_runs(tmp_path, ablate, flags,
 
 
 def test_the_test_score_is_of_the_same_quantity_as_validation(tmp_path):
-    for task, expected in (({"nrmse_grid": 0.5}, 0.5), ({"nrmse_members": 0.25}, 0.25),
+    for task, expected in (({"nrmse_grid": 0.5}, 0.5), ({"crps": 0.25}, 0.25),
                            ({"scores": {"operator": {"crps": [2.0, 4.0]}, "p": {"crps": [1, 1]},
                                         "d": {"crps": [1.0, 1.0]}}}, (0.5 + 0.25) / 2)):
         (tmp_path / "test.json").write_text(json.dumps({"tasks": {"one": task, "two": task}}))
-        assert ablation.test_score(tmp_path / "test.json") == expected
+        assert ups.ablate.test_score(tmp_path / "test.json") == expected
     tasks = {name: {"nrmse_rollout": {"operator": error}} for name, error in (("a", 8), ("b", 2))}
     (tmp_path / "test.json").write_text(json.dumps({"tasks": tasks}))
-    assert ablation.test_score(tmp_path / "test.json") == 4.0  # as validation: the geometric mean
-    assert math.isnan(ablation.test_score(tmp_path / "nothing.json"))
+    assert ups.ablate.test_score(tmp_path / "test.json") == 4.0  # as validation: the geometric mean
+    assert math.isnan(ups.ablate.test_score(tmp_path / "nothing.json"))

@@ -144,16 +144,6 @@ def test_pdebench_starts_from_the_tenth_frame(base, tmp_path):
         error.mean(0).tolist(), rel=1e-4)
 
 
-def test_each_task_has_the_guards_that_suit_it(base, tmp_path):
-    run = copied(base, tmp_path)
-    evaluate.main(["--run", str(run), "--guards", "conserve", "--trajectories", "2"])
-    burgers1d, diffreact2d = results(run, "evaluation_partial")["tasks"].values()
-    assert "guarded" not in diffreact2d["forecasts"]  # it keeps the mean of no channel
-    drift = {name: burgers1d["forecasts"][name]["scores"]["drift"]["all"]
-             for name in ("operator", "guarded")}
-    assert drift["guarded"] < 1e-6, drift
-
-
 def test_a_failure_leaves_the_earlier_report(base, tmp_path, monkeypatch):
     run = copied(base, tmp_path)
     flags = ["--run", str(run), "--trajectories", "2"]
@@ -191,7 +181,6 @@ def other_weights(folder):
     ("other codec", [], "trained with another codec of burgers1d"),
     ("other operator", [], "trained for another operator"),
     ("protocol", ["--protocol", "well"], "--protocol well: it is initial or pdebench"),
-    ("guard", ["--guards", "positive"], "the guard positive makes no sense here"),
     ("members", ["--members", "1"], "needs at least 2"),
 ])
 def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, words):
@@ -219,35 +208,6 @@ def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, word
     assert "\n" not in str(caught.value)
     assert not (run / "evaluation").exists() and not (run / "evaluation_pdebench").exists()
     assert not (run / "nothing").exists()
-
-
-def test_compare_shows_numbers_and_what_differs(base, tmp_path, capsys):
-    run = copied(base, tmp_path)
-    path = run / "operator" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"lr": 0.125}))
-    evaluate.main(["--compare", str(run), str(base / "run")])
-    shown = capsys.readouterr().out
-    head = shown.splitlines()[0]
-    assert "nRMSE" in head and "lr" in head and "batch_size" not in head
-    assert "0.125" in shown and "+ student CRPS" in head
-    value = results(base / "run")["tasks"]["burgers1d"]["forecasts"]["operator"]["scores"]["nrmse"]
-    assert f"{value['all']:#.3g}" in shown
-    page = (tmp_path / "compare.html").read_text()
-    assert "They differ in" in page and 'class="sortable"' in page
-    with pytest.raises(UsageError, match="at least two"):
-        evaluate.main(["--compare", str(run)])
-    with pytest.raises(UsageError, match="has no numbers of an operator yet"):  # of that protocol
-        evaluate.main(["--compare", str(run), str(base / "run"), "--protocol", "pdebench"])
-    (run / "operator" / "test.json").unlink()
-    with pytest.raises(UsageError, match="has no numbers of an operator yet"):
-        evaluate.main(["--compare", str(run), str(base / "run")])
-    shutil.copytree(base / "run" / "evaluation", run / "evaluation")
-    other_weights(run / "operator" / "model")
-    with pytest.raises(UsageError, match="is of another operator"):
-        evaluate.main(["--compare", str(run), str(base / "run")])
-    (run / "evaluation" / "metrics.json").write_text("[1, 2]")
-    with pytest.raises(UsageError, match="metrics.json is damaged"):
-        evaluate.main(["--compare", str(run), str(base / "run")])
 
 
 def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):

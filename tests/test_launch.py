@@ -37,18 +37,19 @@ SHIM = '#!/bin/sh\nshift 3\nexec python "$@"\n'  # in place of `accelerate launc
 
 @pytest.fixture
 def checkout(tmp_path):
-    """The project with a miniature of the operator's stage and a doctor who takes no time."""
+    """The project with a miniature of the operator's stage and a check that takes no time."""
     folder = tmp_path / "checkout"
     (folder / "ups").mkdir(parents=True)
     (folder / "ups" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'ups')!r})")
-    (folder / "ups" / "doctor.py").write_text(
-        "import os, sys; print('doctor'); sys.exit(int(os.environ.get('ILL', 0)))")
+    (folder / "launch").mkdir()
+    (folder / "launch" / "check_machine.py").write_text(
+        "import os, sys; print('checked'); sys.exit(int(os.environ.get('ILL', 0)))")
+    (folder / "launch" / "pipeline.sh").symlink_to(ROOT / "launch" / "pipeline.sh")
     write_stage(folder)
     (folder / "bin").mkdir()
     (folder / "bin" / "accelerate").write_text(SHIM)
     (folder / "bin" / "accelerate").chmod(0o755)
-    for name in ("launch", "accelerate_configs"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
     return folder
 
 
@@ -101,7 +102,7 @@ def test_a_signal_then_the_same_command_then_nothing_left_to_do(checkout):
     os.kill(first.pid, signal.SIGUSR1)  # as Slurm does before the end
     code, out, err = ended(first)
     assert code == 143, err
-    assert out.count("doctor") == 2  # its line, and what it says
+    assert out.count("check_machine") == out.count("checked") == 1
     end = json.loads((stage / "exit.json").read_text())
     assert end["status"] == "stopped" and 3 <= end["step"] < 12
     write_stage(checkout)
@@ -161,6 +162,21 @@ def test_two_machines_one_is_lost_and_comes_back(checkout):
     expected, got = losses(checkout / "one/operator"), losses(checkout / "runs/x/operator")
     assert [step for step, _ in got] == list(range(1, 13))
     assert max(abs(a - b) for (_, a), (_, b) in zip(expected, got, strict=True)) < 1e-9
+
+
+def test_two_processes_check_the_machine():
+    quick = {"TORCHDYNAMO_DISABLE": "1"}  # a first compilation takes half a minute
+    done = launch("launch.check_machine", launch=["--module"], env=quick)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert [name for _, name, _ in lines] == ["versions", "devices", "all_reduce", "bf16",
+                                              "compiler", "files"]  # each once, from one process
+    assert ["pass", "all_reduce", "2 processes agree"] in lines
+    command = f"ulimit -n 512; exec {sys.executable} -m launch.check_machine"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT,
+                          timeout=120, env=environment() | quick)
+    assert done.returncode == 1
+    assert "fail  files          512 may be open at once, 1024 are wanted" in done.stdout
 
 
 def test_the_scripts_of_the_schedulers():

@@ -25,7 +25,7 @@ from ups.stages import load_corrector
 from ups.train.systems import RunConfig
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")
-ROWS = ("operator", "guarded", "diffusion", "consistency", "persistence", "mean", "codec")
+ROWS = ("operator", "diffusion", "consistency", "persistence", "mean", "codec")
 
 
 def export(run, out, license=None):

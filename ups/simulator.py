@@ -6,8 +6,8 @@
 
     u0 -> z0 -> z1_hat -> z2_hat -> ...        stays in latent space; only what is asked for is read
 
-The result is (B, T, C, *grid), with `members` (B, M, T, C, *grid); with `points` the grid axes give
-way to one axis of points. Numpy in, numpy out; torch in, torch out, on the device of u0.
+The result is (B, T, C, *grid), with `members` (B, M, T, C, *grid). Numpy in, numpy out; torch in,
+torch out, on the device of u0.
 """
 
 import functools
@@ -23,13 +23,10 @@ from ups.config import UsageError
 from ups.data.fields import Spec
 from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
-from ups.eval.guards import Guard
 from ups.files import read_json
 from ups.latents import TaskLatents, load_codec
 from ups.models.precision import products
 from ups.stages import load_corrector, load_operator
-
-POINTS = 4096  # that are read at a time
 
 
 class Simulator:
@@ -59,7 +56,7 @@ class Simulator:
     @torch.no_grad()
     @products("highest")
     def rollout(self, u0, steps, params=None, *, task=None, dt=None, frames=None, members=None,
-                seed=0, points=None, guards=()):
+                seed=0):
         """Predict what follows the fields u0 (B, C, *grid).
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
@@ -67,9 +64,6 @@ class Simulator:
         dt       size of a step, by default that of the data, which is all that training has seen
         frames   the steps to return, such as range(10, 41, 10); by default all, 1 .. steps
         members  how many to draw from the student, or else the diffusion corrector, of the run
-        points   coordinates (P, axes) inside the domain: a `grid` codec has learned to read fields
-                 there, of a `patch` codec the grid is interpolated
-        guards   some of "conserve,positive,divfree": see ups/eval/guards.py
         """
         if task is None and len(self.tasks) == 1:
             task, = self.tasks
@@ -87,14 +81,10 @@ class Simulator:
         if not (dt > 0 and (members is None or members > 0)):
             raise UsageError(f"dt={dt}, members={members}: both must be above 0.")
         u = _fields(u0, task).to(self.device)
-        places = None if points is None else _places(points, task).to(self.device)
-        guard = Guard(guards, task, u)
-        if guard.names and points is not None:
-            raise UsageError("guards hold on the grid, not at points; leave one of the two out.")
         where = (torch.full((len(u),), dt, device=self.device),
                  _condition(params or {}, task, len(u)).to(self.device), index)
 
-        z, step = task.encode(u), guard.after(self.operator.model)
+        z, step = task.encode(u), self.operator.model
         if members is None:
             states = _states(step, z, leads, *where)
         else:
@@ -103,17 +93,11 @@ class Simulator:
                 warnings.warn(f"members were learned for up to {known} steps; later ones are drawn "
                               f"as those of step {known}.", stacklevel=4)
             noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
-            rows = len(z) * members if guard.names else 4096  # a guard must see all of them
             states = corrected(step, self.corrector.model, z, leads[-1], *where, noise, how.calls,
-                               how.correct_every, leads, rows)
+                               how.correct_every, leads)
         out, home = [], u0.device if torch.is_tensor(u0) else "cpu"
         for _, z in states:  # (B, N, D) or (B, M, N, D)
-            rows = z[..., : task.codec.spec.width].flatten(0, -3)
-            if points is None:
-                v = guard.fields(task.codec.decode(rows))
-            else:
-                v = torch.cat([task.codec.decode_at(rows, p) for p in places.split(POINTS)], 1).mT
-            out.append(v.unflatten(0, z.shape[:-2]).to(home))
+            out.append(task.decode(z).to(home))
         out = torch.stack(out, z.ndim - 2)
         return out if torch.is_tensor(u0) else out.numpy()
 
@@ -188,19 +172,6 @@ def _condition(given, task, batch):
                           stacklevel=5)
         columns.append(value.expand(batch))
     return condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0), task.params)
-
-
-def _places(points, task):
-    """Coordinates (P, axes) as shares of the domain."""
-    low, high = torch.tensor(task.fields.spec.domain, dtype=torch.float64).T
-    points = torch.as_tensor(points, dtype=torch.float64).cpu()
-    if points.ndim != 2 or points.shape[1] != len(low) or not len(points):
-        raise UsageError(f"points has the shape {tuple(points.shape)}, not (P, {len(low)}).")
-    places = (points - low) / (high - low)
-    outside = ~places.isfinite() if task.codec.periodic else ~((places >= 0) & (places <= 1))
-    if outside.any():
-        raise UsageError(f"some points lie outside the domain, {low.tolist()} to {high.tolist()}.")
-    return places
 
 
 def _list(values):

@@ -41,7 +41,7 @@ def decaying(name="burgers1d", grid=(16,), **options):
     return types.SimpleNamespace(
         name=name, fields=fields, encode=lambda u: u.flatten(-len(grid)).mT,
         decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
-        judged=[0, 1], guards=(), spec=types.SimpleNamespace(periodic=True, forced=()),
+        judged=[0, 1], spec=types.SimpleNamespace(periodic=True, forced=()),
         cond=lambda chosen: fields.params(chosen).float())
 
 

@@ -14,7 +14,6 @@ from decaying import Corrector, decaying, operator
 
 import evaluate
 from ups.eval.charts import chart, number
-from ups.eval.compare import as_page
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import clean
 from ups.eval.page import page
@@ -83,16 +82,6 @@ def test_a_browser_shows_the_report_whole(report, tmp_path, width):
     assert said["width"] == width and said["all"] <= width and said["wide"] == []
     assert said["empty"] == 0, "the moving curves were not drawn"
     assert said["small"] > 9, "text of a chart is too small to read"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
-def test_a_browser_sorts_the_table_of_runs(tmp_path):
-    rows = [{"run": name, "nRMSE": value} for name, value in
-            (("a", 0.2), ("b", 0.000012), ("c", 10.0), ("d", 0.03))]
-    (tmp_path / "compare.html").write_text(as_page(["run", "nRMSE"], rows, ["lr"]))
-    said, console = browse(tmp_path / "compare.html", 390, CLICK)
-    order = ["1.20e-5", "0.0300", "0.200", "10.0"]
-    assert console == [] and said["sorted"] == [order, order[::-1]] and said["all"] <= 390
 
 
 class Balance(HTMLParser):

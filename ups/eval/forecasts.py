@@ -5,7 +5,7 @@ units; one member where it is no ensemble:
 
     persistence   the first frame                mean       of training trajectories, at each lead
     codec         decode(encode(truth))          one_step   from the true frame before
-    operator      rolled out from the start      guarded    the same, guarded after every step
+    operator      rolled out from the start
     diffusion, consistency                       operator and corrector, an ensemble
     shuffled, shifted, halved                    the operator as a probe: with the parameters of
                                                  another trajectory; on circularly shifted fields,
@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import torch
 
 from ups.eval.ensemble import corrected, member_noise
-from ups.eval.guards import Guard
 
-LABELS = {"operator": "operator", "guarded": "operator, guarded", "diffusion": "+ corrector",
+LABELS = {"operator": "operator", "diffusion": "+ corrector",
           "consistency": "+ student", "persistence": "persistence", "mean": "training mean",
           "codec": "codec floor", "one_step": "one true step", "shuffled": "shuffled parameter",
           "shifted": "circular shift", "halved": "halved dt"}
@@ -29,7 +28,7 @@ YARDSTICKS = ("persistence", "mean", "codec", "one_step")
 MEAN_OF = 256  # training trajectories
 
 
-def make_forecasts(task, index, operator, correctors, guards="", seed=0):
+def make_forecasts(task, index, operator, correctors, seed=0):
     """Generators by name. `correctors`: {stage: (corrector, members, calls, correct_every)}."""
     spec, average = task.fields.spec, training_mean(task)
     free = [axis for axis in range(3 - len(spec.grid), 3)  # along which nothing depends on place
@@ -48,11 +47,6 @@ def make_forecasts(task, index, operator, correctors, guards="", seed=0):
         z0 = task.encode(s.u[:, 0].roll(moves, axes))
         for p in rolled(operator, z0, s.dt, s.cond, s.steps):
             yield p.roll([-n for n in moves], axes)
-
-    def guarded(s):
-        guard = Guard(guards, task, s.u[:, 0])
-        for p in rolled(guard.after(operator), s.z0, s.dt, s.cond, s.steps):
-            yield guard.fields(p[:, 0])[:, None]
 
     def ensemble(stage):
         corrector, members, calls, every = correctors[stage]
@@ -75,8 +69,6 @@ def make_forecasts(task, index, operator, correctors, guards="", seed=0):
             for k in range(s.steps)),
         "operator": lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps),
     }
-    if guards:
-        forecasts["guarded"] = guarded
     forecasts |= {stage: ensemble(stage) for stage in correctors}
     if len(task.fields.values) > 1:
         forecasts["shuffled"] = lambda s: rolled(operator, s.z0, s.dt, s.other, s.steps)

@@ -128,13 +128,13 @@ def _calibration(result, scored):
 
 
 def _budget(scored):
-    order = [name for name in ("codec", "one_step", "operator", "guarded", *ENSEMBLES)
+    order = [name for name in ("codec", "one_step", "operator", *ENSEMBLES)
              if name in scored]
     value = {name: _error(scored[name]) for name in order}
     rows, most = [], max(v for v in value.values() if v < math.inf)
     for name in order:
         one, gains, calls = scored[name], [], "0" if name == "codec" else "1"
-        if name in ("guarded", *ENSEMBLES):
+        if name in ENSEMBLES:
             gains.append(f"nRMSE {_change(one['scores']['nrmse_ratio'])}")
         if name in ENSEMBLES:
             gains.append(f"CRPS {_change(one['scores']['crps_ratio'])}")
@@ -176,7 +176,7 @@ def _metrics(scored):
 def _conservation(result, scored):
     if not result["conserved"]:
         return "<h3>Conservation</h3><p>This equation keeps the mean of no channel.</p>"
-    figure = _over(result, scored, "drift", ("codec", "operator", "guarded", *ENSEMBLES),
+    figure = _over(result, scored, "drift", ("codec", "operator", *ENSEMBLES),
                    "Drift of the conserved mean", "share of the first frame's rms", log=True)
     return (f"<h3>Conservation</h3><p>The equation keeps the mean of "
             f"{escape(', '.join(result['conserved']))}.</p>{_figures(figure)}")
