@@ -22,7 +22,6 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
-from ups.data.tasks import TASKS
 from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
 from ups.eval.forecasts import ENSEMBLES, make_forecasts
 from ups.eval.metrics import DEFINITIONS
@@ -98,9 +97,9 @@ def evaluate(accelerator, cfg, task, index, stages):
     test = task.fields.split("test")[: cfg.trajectories or None]
     tables, milliseconds = measure_all(accelerator, task, forecasts, test,
                                        max(sizes.values(), default=1))
-    spec, truth = task.fields.spec, tables.pop("truth")
+    spec, truth = task.fields.facts, tables.pop("truth")
     result = {
-        "pde": TASKS[task.name].pde, "protocol": in_words(spec, cfg.protocol),
+        "pde": spec.equation, "protocol": in_words(spec, cfg.protocol),
         "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
         "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
         "spectrum_leads": spectrum_leads(spec.frames),
@@ -112,7 +111,7 @@ def evaluate(accelerator, cfg, task, index, stages):
             for name, table in tables.items()}}
     order = tables["operator"]["nrmse"].nanmean((1, 2)).argsort()
     chosen = test[order[[0, len(order) // 2, -1]]]  # best, median, worst
-    return result, {"spec": spec, "channel": spec.channels[task.judged[0]], "chosen": chosen,
+    return result, {"spec": spec, "channel": spec.channels[0], "chosen": chosen,
                     "params": task.fields.params(chosen),
                     "fields": show(task, forecasts, chosen, test, accelerator.device)}
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
+from ups.data.find import names_of
 from ups.eval.reconstruction import finish_codec, measure_codec
 from ups.files import read_json
 from ups.latents import frames_of, open_latents
@@ -43,7 +44,6 @@ from ups.train.step import Backward, Captured, compile_model
 class Config(RunConfig):
     tf32: str = "none"          # TF32 would cost the very digits that a codec is judged by
     # data
-    tasks: tuple[str, ...] = ("burgers1d",)  # one task: a codec belongs to one
     stride_x: int = 1           # take every n-th grid point; any-point decoding is judged on all
     stride_t: int = 1           # take every n-th frame
     patch: int = 8              # grid points per token and axis
@@ -68,9 +68,9 @@ class Config(RunConfig):
         super().__post_init__()
         check(self, width=(1, math.inf), points=(1, math.inf), point_weight=(0, 1e3),
               inverse_weight=(0, 1e3), noise=(0, 10))
-        if len(self.tasks) != 1:
-            raise UsageError(f"--tasks {' '.join(self.tasks)}: a codec belongs to one task; train "
-                             "them one after the other.")
+        if len(names := names_of(self)) != 1:
+            raise UsageError(f"{' and '.join(names)}: a codec belongs to one data set; choose one "
+                             "by --tasks.")
 
 
 def prepared(batch, cfg, task):
@@ -86,7 +86,7 @@ def prepared(batch, cfg, task):
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    with Run(cfg, f"codec/{cfg.tasks[0].split(':')[0]}") as run:
+    with Run(cfg, f"codec/{names_of(cfg)[0]}") as run:
         if run.finished:
             return
         accelerator = run.accelerator

@@ -35,7 +35,6 @@ from ups.train.step import Backward, Captured, compile_model, fused
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
     # data
-    tasks: tuple[str, ...] = ("burgers1d",)  # PDEs; some files of a family: burgers1d:nu=0.01,0.1
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
@@ -131,7 +130,7 @@ def prepared(batch, cfg):
     if cfg.symmetry:  # shift, mirror and sum
         batch["move"] = torch.cat([draw[:, :6], noise.uniform(batch, cfg, (4,), stream=2)], 1)
     if cfg.noise:
-        fade = each("--fade", cfg.fade, len(cfg.tasks))[batch["task"]]
+        fade = each("--fade", cfg.fade, max(1, len(cfg.tasks)))[batch["task"]]
         batch["level"] = cfg.noise * fade ** (batch["step"] / cfg.steps) * draw[:, 6]
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
@@ -165,7 +164,7 @@ def main(argv=None):
                             **run.loader_options(latents.windows))
 
         # model
-        whiten = each("--whiten", cfg.whiten, len(cfg.tasks))
+        whiten = each("--whiten", cfg.whiten, max(1, len(cfg.tasks)))
         specs = [task.seen_by(w, cfg.fine) for task, w in zip(latents.tasks, whiten, strict=True)]
         model = LatentOperator(cfg.model, specs, cfg.fine)
         if cfg.compile:

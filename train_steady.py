@@ -76,7 +76,6 @@ class Config(RunConfig):
         check_codec(self)
         if min(self.table, default=0) < 1:
             raise UsageError("--table takes numbers of network calls of at least 1.")
-        check_steady(self.tasks)
 
     @property
     def switch(self):
@@ -136,6 +135,7 @@ def main(argv=None):
         # data
         operator = operator_beside(accelerator, cfg)
         latents = open_latents(accelerator, cfg, "train")
+        check_steady(latents.tasks)
         (task,) = latents.tasks
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,

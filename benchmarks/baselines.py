@@ -17,9 +17,8 @@ from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within,
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import UsageError, check, parse
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
 from ups.data.symmetry import moved
-from ups.data.tasks import TASKS, judged
 from ups.eval.metrics import nrmse
 from ups.files import read_json
 from ups.models.precision import TF32, products
@@ -89,20 +88,20 @@ class Stepper(nn.Module):
 
     def __init__(self, net, config, fields, mean, std, change):
         super().__init__()
-        spec, task = fields.spec, TASKS[fields.spec.task]
-        periodic, planes = spec.boundary == "periodic", []
+        spec, planes = fields.facts, []
+        periodic = all(spec.periodic)
         for axis, n in enumerate(spec.grid):
             x = ((torch.arange(n) + 0.5) / n).view([-1 if a == axis else 1 for a in
                                                     range(len(spec.grid))]).expand(spec.grid)
             if not periodic:
                 planes.append(2 * x - 1)
-            elif task.axes[axis] in task.forced:
+            elif spec.axes[axis] not in spec.shifts:
                 planes += [wave(2 * math.pi * k * x) for k in (1, 2, 4)
                            for wave in (torch.sin, torch.cos)]
         places = torch.stack(planes) if planes else torch.zeros(0, *spec.grid)
         inputs = len(spec.channels) + len(places) + 1 + len(spec.params)
         self.net = net(config, inputs, len(spec.channels), spec.grid, periodic)
-        kept = torch.tensor([float(c in task.conserved) for c in spec.channels])
+        kept = torch.tensor([float(c in spec.conserved) for c in spec.channels])
         kept = kept.view(-1, *[1] * len(spec.grid))
         for name, value in {"places": places, "mean": mean, "std": std, "change": change,
                             "kept": kept}.items():
@@ -132,7 +131,7 @@ def grid_axes(u):
 def conditions(fields, indices, device):
     """log10 of dt and of the parameters, (n, 1 + P)."""
     params = fields.params(indices).abs().clamp(min=1e-12)
-    dt = torch.full((len(indices), 1), fields.spec.dt)
+    dt = torch.full((len(indices), 1), fields.facts.dt)
     return torch.cat([dt, params], 1).log10().float().to(device)
 
 
@@ -141,16 +140,16 @@ def conditions(fields, indices, device):
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
     rolled, single = [], []
-    size = max(1, 2**26 // math.prod((fields.spec.frames, *fields.spec.grid)))
+    size = max(1, 2**26 // math.prod((fields.facts.frames, *fields.facts.grid)))
     for part in indices.split(min(64, size)):
-        u, own = fields.read(part).to(device), judged(fields.spec)
+        u = fields.read(part).to(device)
         cond, p, frames = conditions(fields, part, device), u[:, 0], []
         for _ in range(u.shape[1] - 1):
             p = model(p, cond)
             frames.append(p)
-        rolled.append(nrmse(torch.stack(frames, 1)[:, :, own], u[:, 1:, own]).cpu())
+        rolled.append(nrmse(torch.stack(frames, 1), u[:, 1:]).cpu())
         ones = [model(u[:, t], cond) for t in range(u.shape[1] - 1)]
-        single.append(nrmse(torch.stack(ones, 1)[:, :, own], u[:, 1:, own]).cpu())
+        single.append(nrmse(torch.stack(ones, 1), u[:, 1:]).cpu())
     return {"rollout": torch.cat(rolled), "one_step": torch.cat(single)}
 
 

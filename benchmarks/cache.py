@@ -29,7 +29,8 @@ from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache, open_cache
 from ups.cache.windows import LatentWindows, empty_batch, whole_batch
 from ups.config import UsageError, command, parse
-from ups.data.fields import Spec, open_fields
+from ups.data.facts import Facts
+from ups.data.find import open_fields
 from ups.data.make import make
 from ups.models.codec import CodecSpec, fit_patch
 from ups.train.policy import make_accelerator
@@ -46,7 +47,7 @@ class Config:
 class BlankFields:
     """Trajectories of one grid point, all zero."""
 
-    spec = Spec("synthetic", (1,), ("u",), "periodic", ((0.0, 1.0),), 0.05, FRAMES, ("nu",))
+    facts = Facts("synthetic", ("u",), ("x",), (1,), ("periodic",), ((0.0, 1.0),), 0.05, FRAMES)
     digest, stride_x, frames = "", 1, range(FRAMES)
 
     def __init__(self, count):
@@ -59,7 +60,7 @@ class BlankFields:
         return (torch.zeros(FRAMES * len(part), 1, 1) for part in indices.split(16))
 
     def params(self, indices):
-        return torch.ones(len(indices), 1)
+        return torch.ones(len(indices), 0)
 
 
 class NoiseCodec(torch.nn.Module):
@@ -187,9 +188,9 @@ def building(root, row):
     """Encode 0.8 GB of one-dimensional fields."""
     make("advection1d", preset="pdebench", out=root / "data", samples=1000)
     fields = open_fields("advection1d", root / "data")
-    spec, part = fields.spec, fields.split("train")[:32]
-    codec = fit_patch(lambda: fields.stream(part), lambda: fields.stream(part), task=spec.task,
-                      grid=spec.grid, channels=spec.channels, boundary=spec.boundary, patch=16,
+    spec, part = fields.facts, fields.split("train")[:32]
+    codec = fit_patch(lambda: fields.stream(part), lambda: fields.stream(part), task=spec.name,
+                      grid=spec.grid, channels=spec.channels, boundary=spec.boundary[0], patch=16,
                       components=8)
     waited = {"read": 0.0, "write": 0.0}
 

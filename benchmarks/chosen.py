@@ -5,7 +5,7 @@ How, and what else was tried: ABLATIONS.md. Flags are those beside the defaults.
 
 import shlex
 
-from ups.data.tasks import TASKS
+from ups.data.pdebench import TASKS
 
 DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "diffreact2d": {"samples": 500, "frames": 51},
@@ -39,7 +39,7 @@ FLAGS = {  # by kind, and number of axes or task
 def flags_of(model, tasks):
     """What is set for a kind of model and number of axes, for a single task, then by the user."""
     kind, *more = shlex.split(model)
-    axes = max(len(TASKS[task].axes) for task in tasks)
+    axes = max(len(TASKS[task].facts.axes) for task in tasks)
     keys = [axes, *tasks] if len(tasks) == 1 else [axes]
     known = [FLAGS.get((kind, key), "") for key in keys]
     return [*shlex.split(" ".join(known)), *more]

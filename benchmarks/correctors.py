@@ -61,7 +61,7 @@ def milliseconds(task, index, members, draw, device, repeats=20):
     """Of one step of one ensemble: the operator and `members` draws."""
     tokens = math.prod(task.spec.tokens)
     z0 = torch.randn(1, tokens, task.width, device=device)
-    dt = torch.full((1,), task.fields.spec.dt, device=device)
+    dt = torch.full((1,), task.fields.facts.dt, device=device)
     cond = task.cond(task.fields.split("val")[:1]).to(device)
     noise = torch.randn(1, members, 2, tokens, task.width, device=device)
     step = Captured(lambda: next(draw(z0, 1, dt, cond, index, noise, leads=None)),

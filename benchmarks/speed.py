@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.baselines import conditions, load_baseline
 from ups.config import UsageError, command, parse
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
+from ups.data.pdebench import TASKS
 from ups.data.solvers import SOLVERS
-from ups.data.tasks import TASKS
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.metrics import NRMSE, nrmse
 from ups.eval.plots import picture
@@ -72,7 +72,7 @@ def stored(cfg, kind, data=None):
 
 def by_solver(task, fields, coarse):
     """The solver on every `coarse`-th point of each axis, read at the points of the data."""
-    solver, spec = SOLVERS[task], fields.spec
+    solver, spec = SOLVERS[task], fields.facts
     params = dict(zip(spec.params, fields.params(torch.tensor([0]))[0].tolist(), strict=True))
     end, axes = spec.dt * (spec.frames - 1), len(spec.grid)
     nodes = task == "ns2d"  # its values stand at i / n, all others in cell centres
@@ -89,7 +89,7 @@ def by_solver(task, fields, coarse):
         u = solver.solve(u.contiguous(), end, 2, **params)[:, -1]
         if coarse == 1:
             return u
-        periodic = spec.boundary == "periodic"
+        periodic = all(spec.periodic)
         u = interpolate(u, points.to(u.device), periodic, offset, fourier=nodes)
         return u.mT.unflatten(2, spec.grid)
 
@@ -158,14 +158,14 @@ def main(argv=None):
     fields = open_fields(next(t for t in settings.tasks if t.split(":")[0] == cfg.task),
                          settings.data, settings.stride_x, settings.stride_t)
     if len(fields.values) > 1:
-        raise UsageError(f"{sim.run} knows several {' and '.join(fields.spec.params)}, of which "
+        raise UsageError(f"{sim.run} knows several {' and '.join(fields.facts.params)}, of which "
                          "the solver would take one; give a run with files of one value.")
-    chosen, steps = fields.split("test"), fields.spec.frames - 1
+    chosen, steps = fields.split("test"), fields.facts.frames - 1
     truth = fields.read(chosen, slice(-1, None)).to(device)
     first, cond = fields.read(chosen, slice(1))[:, 0].to(device), conditions(fields, chosen, device)
 
     models = {f"solver, 1/{k} of the points" if k > 1 else "solver": by_solver(cfg.task, fields, k)
-              for k in (1, 2, 4) if all(n % k == 0 and n // k >= 16 for n in fields.spec.grid)}
+              for k in (1, 2, 4) if all(n % k == 0 and n // k >= 16 for n in fields.facts.grid)}
     parts = {}
     for name in ("fno", "unet"):
         if folder := stored(cfg, name, settings.data):

@@ -27,7 +27,7 @@ from benchmarks import (
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import UNet, UNetConfig
 from ups.config import UsageError, parse
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
 from ups.data.make import make
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import nrmse

@@ -137,7 +137,7 @@ def test_pdebench_starts_from_the_tenth_frame(base, tmp_path):
     chosen = task.fields.split("test")
     u = task.fields.read(chosen)
     z = rollout(operator.model, task.encode(u[:, 9]), 3,
-                torch.full((len(u),), task.fields.spec.dt), task.cond(chosen))
+                torch.full((len(u),), task.fields.facts.dt), task.cond(chosen))
     p = torch.stack([task.decode(z[:, k]) for k in range(3)], 1)
     error = ((p - u[:, 10:]).square().sum((2, 3)) / u[:, 10:].square().sum((2, 3))).sqrt()
     assert result["forecasts"]["operator"]["scores"]["nrmse"]["by_lead"] == pytest.approx(

@@ -41,8 +41,8 @@ def test_a_rollout_is_what_evaluation_predicts(sim):
     for index, task in enumerate(open_tasks(accelerator, sim.operator.settings)):
         chosen = task.fields.split("test")
         shown = predict(accelerator, sim.operator.model, task, index, chosen)
-        params = dict(zip(task.fields.spec.params, task.fields.params(chosen).T, strict=True))
-        got = sim.rollout(shown["truth"][:, 0], task.fields.spec.frames - 1, params, task=task.name)
+        params = dict(zip(task.fields.facts.params, task.fields.params(chosen).T, strict=True))
+        got = sim.rollout(shown["truth"][:, 0], task.facts.frames - 1, params, task=task.name)
         assert torch.equal(got, shown["fields"][:, 1:])
 
 

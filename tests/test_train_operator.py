@@ -15,7 +15,7 @@ from launching import ROOT, launch
 
 import train_operator as script
 from ups.config import UsageError
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec
 from ups.models.codec import from_patches

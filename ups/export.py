@@ -68,9 +68,9 @@ def card(sim, name, marks, license=None):
                for task, rows in tables.items()]
     front = ModelCardData(library_name="ups", license=license, eval_results=results, tags=[
         "pde", "surrogate", "neural-operator", *sim.tasks], model_name=name)
-    spec = next(iter(sim.tasks.values())).fields.spec
+    spec = next(iter(sim.tasks.values())).fields.facts
     shape = ", ".join(map(str, (len(spec.channels), *spec.grid)))
-    which = f', task="{spec.task}"' if len(sim.tasks) > 1 else ""
+    which = f', task="{spec.name}"' if len(sim.tasks) > 1 else ""
     lines = ["---", front.to_yaml(), "---", f"# {name}", "",
              "A latent simulator for partial differential equations, trained with UPS.", "",
              "```python", "from ups import Simulator", "",

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 
 from ups.cache.store import Cache, build_cache
-from ups.cache.windows import LatentWindows, condition
+from ups.cache.windows import LatentWindows
 from ups.config import UsageError, each
+from ups.data.facts import Facts
 from ups.data.fields import Fields
-from ups.data.make import ensure_fields
+from ups.data.find import open_data
 from ups.data.symmetry import moved, symmetries
-from ups.data.tasks import TASKS, judged
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
@@ -33,23 +33,26 @@ from ups.train.policy import on_main
 class TaskLatents:
     """One task of a run: its fields, the codec that belongs to them, and the cached latents."""
 
-    name: str
-    fields: Fields
+    facts: Facts
     codec: Codec
     fingerprint: str
-    cache: Cache | None
+    fields: Fields | None = None
+    cache: Cache | None = None
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
+
+    @property
+    def name(self):
+        return self.facts.name
 
     @functools.cached_property
     def spec(self):
         """What an operator must know of the task."""
-        spec = self.codec.spec
-        axes = TASKS[self.name].axes
-        forced = tuple(3 - len(axes) + axes.index(axis) for axis in TASKS[self.name].forced)
-        return TaskSpec(self.name, tuple(spec.tokens), spec.width,
-                        self.fields.spec.boundary == "periodic", tuple(self.fields.spec.params),
-                        forced, self._kept(), self._change())
+        spec, facts = self.codec.spec, self.facts
+        forced = tuple(3 - len(facts.axes) + k for k, axis in enumerate(facts.axes)
+                       if facts.periodic[k] and axis not in facts.shifts)
+        return TaskSpec(self.name, tuple(spec.tokens), spec.width, all(facts.periodic),
+                        facts.params, forced, self._kept(), self._change())
 
     def seen_by(self, whiten, fine=0):
         """The spec, with latents that go into an operator as its `whiten` says, of mean square 1,
@@ -101,13 +104,7 @@ class TaskLatents:
     @property
     def conserved(self):
         """Channels whose spatial mean the equation keeps."""
-        names = self.fields.spec.channels
-        return [names.index(name) for name in TASKS[self.name].conserved]
-
-    @property
-    def judged(self):
-        """Channels by which a forecast is judged."""
-        return judged(self.fields.spec)
+        return [self.facts.channels.index(name) for name in self.facts.conserved]
 
     @property
     def white(self):
@@ -139,8 +136,21 @@ class TaskLatents:
         return self.codec.decode(z.flatten(0, -3)).unflatten(0, z.shape[:-2])
 
     def cond(self, indices):
-        """Parameters of some trajectories as the operator wants them: (B, P), log10."""
-        return condition(self.fields.params(indices), self.params)
+        """Parameters of some trajectories as the operator wants them: (B, P), scaled."""
+        return self.condition(self.fields.params(indices))
+
+    def condition(self, params):
+        """Raw parameters (B, p) scaled, and zero-padded to the P of the run."""
+        cond = self.facts.condition(params)
+        return F.pad(cond, (0, self.params - cond.shape[1]))
+
+    def inputs(self, indices):
+        """Tokens (B, T or 1, N, E) of the given channels of some trajectories; None without any."""
+        v = self.fields.inputs(indices)
+        if v is None:
+            return None
+        v = v.to(self.codec.weight.device)
+        return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
 
 
 def check_codec(cfg, fine=0):
@@ -171,30 +181,24 @@ def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, 
 
 
 def open_tasks(accelerator, cfg, split=None, **codec):
-    """Fields and codec of every task of `cfg`, and, for a `split`, its cached latents."""
-    names = [task.split(":")[0] for task in cfg.tasks]
-    if not names:
-        raise UsageError("--tasks: name at least one.")
-    if len(set(names)) < len(names):
-        raise UsageError(f"--tasks names {max(names, key=names.count)} twice; choose files of one "
-                         "task as in burgers1d:nu=0.001,0.01.")
-    patches = each("--patch", cfg.patch, len(names))
-    tasks = [_open_task(accelerator, cfg, task, split, patch, **codec)
-             for task, patch in zip(cfg.tasks, patches, strict=True)]
+    """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
+    sets = on_main(accelerator, open_data, cfg)
+    patches = each("--patch", cfg.patch, len(sets))
+    tasks = [_open_task(accelerator, cfg, fields, split, patch, **codec)
+             for fields, patch in zip(sets, patches, strict=True)]
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
-        task.params = max(len(t.fields.spec.params) for t in tasks)
+        task.params = max(len(t.facts.params) for t in tasks)
     return tasks
 
 
-def _open_task(accelerator, cfg, task, split, patch, folder=None, components=None):
-    name = task.split(":")[0]
-    fields = on_main(accelerator, ensure_fields, task, cfg.data, cfg.stride_x, cfg.stride_t)
+def _open_task(accelerator, cfg, fields, split, patch, folder=None, components=None):
+    name = fields.facts.name
     kind = "patch" if folder else cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
     if not (folder / "config.json").exists() and kind != "patch":
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
-                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks {task}`, "
+                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks {name}`, "
                          "or use --codec patch.")
     asked = {"patch": patch, "components": str(components or cfg.components)}
     if asked["components"] == "auto":
@@ -205,7 +209,7 @@ def _open_task(accelerator, cfg, task, split, patch, folder=None, components=Non
         raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec is {kind}; "
                          "change --codec, or give another --run.")
     if codec.config["data"] != fields.digest:
-        raise UsageError(f"{folder} was made for other data than {task} in {cfg.data}; give its "
+        raise UsageError(f"{folder} was made for other data than {fields.files[0].path}; give its "
                          "own file or folder by --data, or another --run.")
     if kind == "patch" and codec.config["asked"] != asked:
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
@@ -215,7 +219,7 @@ def _open_task(accelerator, cfg, task, split, patch, folder=None, components=Non
     cache = split and build_cache(
         accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark,
         rebuild=getattr(cfg, "rebuild", False))
-    return TaskLatents(name, fields, codec, mark, cache)
+    return TaskLatents(fields.facts, codec, mark, fields, cache)
 
 
 def load_codec(folder):
@@ -230,12 +234,13 @@ def load_codec(folder):
 def _fit_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
-    spec, patch, components = fields.spec, asked["patch"], asked["components"]
+    facts, patch, components = fields.facts, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
-                          task=spec.task, grid=spec.grid, channels=spec.channels,
-                          boundary=spec.boundary, patch=patch, components=components,
+                          task=facts.name, grid=facts.grid, channels=facts.channels,
+                          boundary="periodic" if all(facts.periodic) else "closed", patch=patch,
+                          components=components,
                           error=asked.get("error", 0.0),
                           offset=0.5 / cfg.stride_x)
     except ValueError as error:
@@ -243,7 +248,7 @@ def _fit_codec(folder, cfg, fields, asked):
                          f"{error}") from None
     for split in ("fit", "test"):  # NaN there must not come to light after the training
         collections.deque(frames_of(fields, split), maxlen=0)
-    about = {"asked": asked, "data": fields.digest}
+    about = {"asked": asked, "data": fields.digest, "facts": facts.plain()}
     export_model(folder, codec.state_dict(), codec.config | about)
 
 

@@ -14,14 +14,11 @@ import functools
 import numbers
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from ups.cache.windows import condition
 from ups.config import UsageError
-from ups.data.fields import Spec
-from ups.data.tasks import TASKS
+from ups.data.facts import from_plain
 from ups.eval.ensemble import corrected, member_noise
 from ups.files import read_json
 from ups.latents import TaskLatents, load_codec
@@ -42,14 +39,13 @@ class Simulator:
         model, config = self.operator.model.to(self.device), self.operator.config
         self.tasks = {}
         for about in config["fields"]:
-            about = {key: tuple(v) if isinstance(v, list) else v for key, v in about.items()}
-            known = [sorted(set(column)) for column in zip(*about.pop("values"), strict=True)]
-            name, fields = about["task"], SimpleNamespace(spec=Spec(**about), known=known)
+            facts = from_plain(about)
+            name = facts.name
             codec, mark = load_codec(run / "codec" / name / "model")
             if config["lineage"].get(f"codec of {name}") != mark:
                 raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was "
                                  "trained with; put that one back.")
-            self.tasks[name] = TaskLatents(name, fields, codec.to(self.device), mark, None,
+            self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark, None, None,
                                            model.width, max(len(t.params) for t in model.tasks))
         return self
 
@@ -77,7 +73,7 @@ class Simulator:
         if not leads or leads != sorted(set(leads)) or leads[0] < 1 or leads[-1] > steps:
             raise UsageError(f"{steps} steps and frames={frames}: frames are some of 1 .. steps, "
                              "in order.")
-        dt = task.fields.spec.dt if dt is None else dt
+        dt = task.facts.dt if dt is None else dt
         if not (dt > 0 and (members is None or members > 0)):
             raise UsageError(f"dt={dt}, members={members}: both must be above 0.")
         u = _fields(u0, task).to(self.device)
@@ -114,13 +110,13 @@ class Simulator:
     def __repr__(self):
         lines = [f"Simulator of {self.run} on {self.device}"]
         for task in self.tasks.values():
-            spec = task.fields.spec
-            axes = zip(TASKS[task.name].axes, spec.grid, spec.domain, strict=True)
+            spec = task.facts
+            axes = zip(spec.axes, spec.grid, spec.domain, strict=True)
             words = [f"channels {', '.join(spec.channels)}",
                      *(f"{axis} in [{a:g}, {b:g}], {n} points" for axis, n, (a, b) in axes),
-                     spec.boundary, f"dt {spec.dt:g}",
-                     *(f"{name} {_list(values)}" for name, values in
-                       zip(spec.params, task.fields.known, strict=True))]
+                     " ".join(spec.boundary), f"dt {spec.dt:g}",
+                     *(f"{name} {_list(sorted({one.low, one.high}))}" for name, one in
+                       zip(spec.params, spec.scales, strict=True))]
             lines.append(f"  {task.name}: {'; '.join(words)}")
         stage = next(iter(finished(self.run)), "nothing")
         return "\n".join([*lines, f"  members are drawn by: {stage}"])
@@ -142,11 +138,11 @@ def _states(step, z, leads, *where):
 
 def _fields(u0, task):
     """u0 as float32, of the right shape and finite."""
-    u, spec = torch.as_tensor(u0).float(), task.fields.spec
+    u, spec = torch.as_tensor(u0).float(), task.facts
     if u.shape[1:] != (len(spec.channels), *spec.grid) or not u.numel():
         raise UsageError(f"u0 has the shape {tuple(u.shape)}; {task.name} here takes (batch, "
                          f"{_list([len(spec.channels), *spec.grid])}): channels "
-                         f"{', '.join(spec.channels)}, axes {', '.join(TASKS[task.name].axes)}.")
+                         f"{', '.join(spec.channels)}, axes {', '.join(spec.axes)}.")
     if not u.isfinite().all():
         raise UsageError("u0 holds NaN or Inf.")
     return u
@@ -154,24 +150,26 @@ def _fields(u0, task):
 
 def _condition(given, task, batch):
     """PDE parameters as the operator wants them, (B, P)."""
-    names, columns = task.fields.spec.params, []
+    names, columns = task.facts.params, []
     if wrong := [name for name in given if name not in names]:
         raise UsageError(f"{task.name} has no parameter {wrong[0]}; it has "
                          f"{', '.join(names) or 'none'}.")
-    for name, known in zip(names, task.fields.known, strict=True):
-        if name not in given and len(known) > 1:
-            raise UsageError(f"params lacks {name}; the data had {_list(known)}.")
-        value = torch.as_tensor(given.get(name, known[0]), dtype=torch.float64).cpu()
+    for name, scale in zip(names, task.facts.scales, strict=True):
+        seen = f"{scale.low:g} to {scale.high:g}"
+        if name not in given and scale.low < scale.high:
+            raise UsageError(f"params lacks {name}; the data had {seen}.")
+        value = torch.as_tensor(given.get(name, scale.low), dtype=torch.float64).cpu()
         if value.shape not in ((), (batch,)):
             raise UsageError(f"params[{name!r}] has the shape {tuple(value.shape)}; give a number, "
                              f"or {batch} of them, one per row of u0.")
-        if not ((value >= 0) & value.isfinite()).all():
-            raise UsageError(f"params[{name!r}] holds NaN, Inf or what is below zero.")
-        if (value < min(known)).any() or (value > max(known)).any():
-            warnings.warn(f"{name} was {_list(known)} in training; what is outside is a guess.",
+        if not value.isfinite().all() or scale.log and (value <= 0).any():
+            raise UsageError(f"params[{name!r}] holds NaN, Inf, or what has no logarithm.")
+        slack = 1e-6 * max(abs(scale.low), abs(scale.high))
+        if (value < scale.low - slack).any() or (value > scale.high + slack).any():
+            warnings.warn(f"{name} was {seen} in training; what is outside is a guess.",
                           stacklevel=5)
         columns.append(value.expand(batch))
-    return condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0), task.params)
+    return task.condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0))
 
 
 def _list(values):

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from ups.config import UsageError
-from ups.data.fields import open_fields
 from ups.files import read_json
 from ups.models.corrector import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
 from ups.train.systems import RunConfig
+
+INHERITED = "data", "tasks", "axes", "facts", "cache"  # from the operator, unless they are given
 
 
 @dataclasses.dataclass
@@ -57,10 +58,7 @@ def inherit(cfg, operator):
     """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
     default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
-           if name not in ("data", "cache") or value != default.get(name)}
-    if own.get("data", operator.settings.data) != operator.settings.data:
-        for task in operator.settings.tasks:
-            open_fields(task, cfg.data)  # those that are there; only a run's own may be made anew
+           if name not in INHERITED or value != default.get(name)}
     return SimpleNamespace(**vars(operator.settings) | own)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import torch
 
 from ups.config import UsageError
-from ups.data.tasks import TASKS
 from ups.latents import open_tasks
 from ups.models.latent_operator import OperatorConfig
 from ups.models.steady import SteadyPrior, orientations, size_of, turned
@@ -24,11 +23,10 @@ def load_steady(run):
 
 
 def check_steady(tasks):
-    """Refuse what is not one steady task."""
-    steady = [name for name, task in TASKS.items() if task.layout == "steady"]
-    if len(tasks) != 1 or tasks[0].split(":")[0] not in steady:
-        raise UsageError(f"--tasks {' '.join(tasks)}: this stage takes one steady task, "
-                         f"{' or '.join(steady)}.")
+    """Refuse what is not one steady data set."""
+    if len(tasks) != 1 or not tasks[0].facts.steady:
+        raise UsageError(f"{' and '.join(task.name for task in tasks)}: this stage takes one data "
+                         "set whose facts say `steady`, such as darcy2d.")
 
 
 def operator_beside(accelerator, cfg):

@@ -4,8 +4,8 @@ import math
 import time
 
 import torch
+from factual import facts
 
-from ups.data.fields import Spec
 from ups.models.codec import CodecSpec
 
 
@@ -19,8 +19,7 @@ class FormulaFields:
     """u(t, c, x) = (c + 1) sin(x + index) exp(-nu t), 40 trajectories, nu = 0.01 * (index + 1)."""
 
     def __init__(self, task="burgers1d", grid=16, frames=9, channels=1, params=("nu",), pause=0.0):
-        self.spec = Spec(task, (grid,), tuple("uvw"[:channels]), "periodic", ((0.0, 1.0),), 0.05,
-                         frames, params)
+        self.facts = facts(task, (grid,), tuple("uvw"[:channels]), frames, 0.05, params)
         self.digest, self.stride_x, self.frames = "d" * 64, 1, range(frames)
         self.pause, self.reads = pause, 0
 
@@ -29,10 +28,10 @@ class FormulaFields:
 
     def read(self, indices):
         nu = 0.01 * (indices + 1)
-        t, x = torch.arange(self.spec.frames), torch.linspace(0, 2 * math.pi, self.spec.grid[0])
+        t, x = torch.arange(self.facts.frames), torch.linspace(0, 2 * math.pi, self.facts.grid[0])
         wave = torch.sin(x + indices[:, None].float())[:, None, None, :]
         decay = torch.exp(-nu[:, None] * t)[:, :, None, None]
-        scale = torch.arange(1, len(self.spec.channels) + 1)[:, None]
+        scale = torch.arange(1, len(self.facts.channels) + 1)[:, None]
         return (wave * decay * scale).float()  # (n, T, C, grid)
 
     def stream(self, indices):
@@ -43,7 +42,7 @@ class FormulaFields:
 
     def params(self, indices):
         nu = 0.01 * (indices.double() + 1)
-        return torch.stack([nu * 10**k for k in range(len(self.spec.params))], 1)
+        return torch.stack([nu * 10**k for k in range(len(self.facts.params))], 1)
 
     def split(self, name):
         return {"train": torch.arange(0, 30), "fit": torch.arange(0), "val": torch.arange(30, 35),

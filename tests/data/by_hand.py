@@ -47,7 +47,7 @@ def build(task, path, samples=N, frames=T, seed=0, **attributes):
             a, steady = noise(samples, X, X), noise(samples, X, X)
             f["nu"], f["tensor"] = a, steady[:, None]
             f["x-coordinate"] = f["y-coordinate"] = _centres(0, 1, X)
-            u = np.stack([np.stack([a, 0 * a], 1), np.stack([a, steady], 1)], 1)
+            u = np.stack([0 * steady, steady], 1)[:, :, None]
         elif task == "ns2d":
             u = noise(samples, frames, 3, X, X)
             f["velocity"] = np.moveaxis(u[:, :, :2], 2, -1)

@@ -15,8 +15,8 @@ import torch
 from ups.config import UsageError
 from ups.data import make as making
 from ups.data.__main__ import main
-from ups.data.fields import NoData, open_fields
-from ups.data.pdebench import open_file
+from ups.data.find import NoData, open_fields
+from ups.data.pdebench import open_pdebench
 from ups.data.solvers import SOLVERS
 from ups.data.validate import validate
 
@@ -51,10 +51,10 @@ def test_make_and_inspect(task, tmp_path, capsys):
         job = json.loads(f.attrs["ups"])
     u, _ = next(making.solved(job, solver, torch.device("cpu")))
     np.testing.assert_array_equal(file.read(range(8)), u)
-    assert file.params == {key: job[key] for key in solver.PARAMS}
+    assert file.params[0].tolist() == [job[key] for key in solver.PARAMS]
     if task != "darcy2d":
-        assert fields.spec.dt == pytest.approx(job["t_end"] / 12)
-    assert fields.spec.boundary == ("closed" if task in ("darcy2d", "diffreact2d", "swe2d")
+        assert fields.facts.dt == pytest.approx(job["t_end"] / 12)
+    assert fields.facts.boundary == ("closed" if task in ("darcy2d", "diffreact2d", "swe2d")
                                     else "periodic")
 
 
@@ -99,7 +99,7 @@ def test_darcy_keeps_its_target(tmp_path, capsys):
         out = tmp_path / target
         main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(out)])
         path, = out.iterdir()
-        assert open_file(path).attributes["target"] == target
+        assert open_pdebench(path).attributes["target"] == target
         main(["inspect", str(path)])
         assert f"(target {target})" in capsys.readouterr().out
 
@@ -118,7 +118,7 @@ def test_every_sample_is_written_also_without_a_progress_bar(tmp_path, monkeypat
     monkeypatch.setenv("TQDM_DISABLE", "1")
     options = dict(samples=5, grid=16, frames=3, chunk=2)
     path, = making.make("advection1d", out=tmp_path / "a", **options)
-    assert (np.abs(open_file(path).read(range(5))).max((1, 2, 3)) > 0).all()
+    assert (np.abs(open_pdebench(path).read(range(5))).max((1, 2, 3)) > 0).all()
     solved = making.solved
     monkeypatch.setattr(making, "solved", lambda *job: list(solved(*job))[:-1])
     with pytest.raises(AssertionError, match="4 of 5 samples"):
@@ -130,7 +130,7 @@ def test_ensure_fields_makes_what_is_missing_and_says_so(tmp_path, monkeypatch, 
     monkeypatch.setitem(SOLVERS["burgers1d"].PRESETS, "small",
                         {"samples": 8, "grid": 16, "frames": 3, "t_end": 0.1, "chunk": 8})
     fields = making.ensure_fields("burgers1d:nu=0.2", tmp_path, 1, 2)
-    assert (len(fields), fields.spec.frames, fields.params([0]).item()) == (8, 2, 0.2)
+    assert (len(fields), fields.facts.frames, fields.params([0]).item()) == (8, 2, 0.2)
     said = f"{tmp_path} has no burgers1d: the small preset of the bundled solver is made there.\n"
     assert said in capsys.readouterr().err
     making.ensure_fields("burgers1d:nu=0.2", tmp_path)

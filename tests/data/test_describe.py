@@ -10,9 +10,9 @@ import pytest
 
 from ups.config import UsageError
 from ups.data.__main__ import main
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
 from ups.data.make import make
-from ups.data.pdebench import open_file
+from ups.data.pdebench import open_pdebench
 from ups.data.validate import validate
 
 
@@ -166,7 +166,7 @@ def test_validate_finds_ragged_files(tmp_path):
 
 def test_a_domain_of_whole_numbers_is_one_of_floats(tmp_path):
     by_hand.build("burgers1d", tmp_path / "a.h5", boundary="periodic", domain=np.array([[0, 2]]))
-    domain = open_file(tmp_path / "a.h5").domain
+    domain = open_pdebench(tmp_path / "a.h5").domain
     assert domain == ((0.0, 2.0),) and json.dumps(domain) == "[[0.0, 2.0]]"
 
 
@@ -175,7 +175,7 @@ def test_a_stray_tensor_beside_the_channels_is_not_read(tmp_path):
     u = by_hand.build("cns1d", path)
     with h5py.File(path, "r+") as f:
         f["tensor"] = np.zeros_like(f["density"])
-    assert np.array_equal(open_file(path).read([0]), u[:1])
+    assert np.array_equal(open_pdebench(path).read([0]), u[:1])
 
 
 def test_uneven_coordinates_are_told_and_not_trained_on(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_sample_that_is_not_as_the_others_is_one_sentence(tmp_path, change, wo
     by_hand.build("diffreact2d", path, frames=13)
     with h5py.File(path, "r+") as f:
         change(f)
-    file = open_file(path)
+    file = open_pdebench(path)
     with pytest.raises(UsageError, match=words):
         file.read(range(file.samples))
     failed = 0

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from ups.config import UsageError
-from ups.data.fields import open_fields
+from ups.data.check import seam
+from ups.data.fields import Fields
 from ups.data.file import pieces
-from ups.data.pdebench import identify, open_file, seam
+from ups.data.find import open_fields
+from ups.data.pdebench import identify, open_pdebench
 
 PARAMS = {"advection1d": {"beta": 0.4}, "burgers1d": {"nu": 0.01},
           "reacdiff1d": {"nu": 0.5, "rho": 2.0}, "diffsorp1d": {}, "darcy2d": {"beta": 1.0},
@@ -20,15 +22,16 @@ PARAMS = {"advection1d": {"beta": 0.4}, "burgers1d": {"nu": 0.01},
 def test_every_layout_reads_exactly(published, task):
     path, u = published[task]
     assert identify(path) == task
-    file = open_file(path)
-    assert (file.samples, file.frames, len(file.channels), *file.grid) == u.shape
-    assert file.params == pytest.approx(PARAMS[task])
+    file = open_pdebench(path)
+    facts = file.facts
+    assert (file.samples, facts.frames, len(facts.channels), *facts.grid) == u.shape
+    assert dict(zip(facts.params, file.params[-1], strict=True)) == pytest.approx(PARAMS[task])
     np.testing.assert_array_equal(file.read([4, 0, 1, 4]), u[[4, 0, 1, 4]])
     if task != "darcy2d":
         assert np.diff(file.times) == pytest.approx(0.5)
     lo, hi = (0, 1) if task in ("advection1d", "burgers1d", "reacdiff1d", "darcy2d", "ns2d") else (
         -1, 1)
-    assert file.domain == ((lo, hi),) * len(file.grid)
+    assert facts.domain == ((lo, hi),) * len(facts.grid)
 
 
 @pytest.mark.parametrize("task", by_hand.TASKS)
@@ -38,22 +41,23 @@ def test_strides_and_frames_are_those_of_numpy(published, task):
     first = 10 if task == "diffreact2d" else 0
     part = u if task == "darcy2d" else u[:, first::2]
     part = part[(..., *[slice(None, None, 2)] * (u.ndim - 3))]
-    assert fields.spec.dt == (1.0 if task == "darcy2d" else pytest.approx(1.0))
-    assert (fields.spec.frames, fields.spec.grid) == (part.shape[1], part.shape[3:])
+    assert fields.facts.dt == (1.0 if task == "darcy2d" else pytest.approx(1.0))
+    assert (fields.facts.frames, fields.facts.grid) == (part.shape[1], part.shape[3:])
     np.testing.assert_array_equal(fields.read([5, 2, 3]), part[[5, 2, 3]])
     np.testing.assert_array_equal(fields.read([5], slice(1, 2)), part[[5], 1:2])
 
 
 def test_channels_of_the_flow_files(published):
-    assert open_file(published["cns2d"][0]).channels == ("density", "pressure", "Vx", "Vy")
-    assert open_file(published["ns2d"][0]).channels == ("Vx", "Vy", "particles")
-    assert open_file(published["cns3d"][0]).grid == (4, 6, 8)
+    cns2d = open_pdebench(published["cns2d"][0]).facts
+    assert cns2d.channels == ("density", "pressure", "Vx", "Vy")
+    assert open_pdebench(published["ns2d"][0]).facts.channels == ("Vx", "Vy", "particles")
+    assert open_pdebench(published["cns3d"][0]).facts.grid == (4, 6, 8)
 
 
 def test_large_reads_are_cut_and_still_exact(published, monkeypatch):
     path, u = published["cns2d"]
     monkeypatch.setattr("ups.data.file.pieces", lambda *a: pieces(*a, limit=3 * 4 * 4 * 16 * 8))
-    np.testing.assert_array_equal(open_file(path).read(range(6)), u)
+    np.testing.assert_array_equal(open_pdebench(path).read(range(6)), u)
 
 
 def test_pieces_cover_everything_once_and_stay_below_the_limit():
@@ -78,8 +82,8 @@ def test_the_seam_tells_periodic_files_from_open_ones(tmp_path):
                 f[key] = shape.astype("f4")
             del f["x-coordinate"]
             f["x-coordinate"] = x
-        file = open_file(path)
-        assert file.boundary == name
+        file = open_pdebench(path)
+        assert Fields([file]).facts.boundary == (name,)
         ratio, = seam(file, range(8))
         # By hand, from the same values: the jump between the ends over those between neighbours.
         v = shape[:, -1]
@@ -90,7 +94,7 @@ def test_the_seam_tells_periodic_files_from_open_ones(tmp_path):
 def test_bad_files_are_one_sentence(tmp_path):
     def says(path, words):
         with pytest.raises(UsageError, match=words):
-            open_file(path)
+            open_pdebench(path)
 
     says(tmp_path / "none.hdf5", "no such file")
     (tmp_path / "text.hdf5").write_text("not this" * 1000)

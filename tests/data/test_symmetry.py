@@ -5,10 +5,10 @@ import types
 
 import pytest
 import torch
+from ups.data.tasks import TASKS
 
 from ups.data.solvers import SOLVERS
 from ups.data.symmetry import moved, symmetries
-from ups.data.tasks import TASKS
 from ups.latents import TaskLatents
 
 GRID = 32
@@ -49,7 +49,7 @@ def test_moved_solutions_are_solutions(name):
 def test_shifts_and_mirrors_are_what_they_say():
     u = torch.arange(24.0).view(3, 1, 2, 4)  # (B, T, C, x)
     fields = fields_of("cns1d", "periodic")
-    fields.spec.channels = ("density", "Vx")
+    fields.facts.channels = ("density", "Vx")
     shift = torch.tensor([[0, 0, 0.3], [0, 0, 0], [0, 0, 0.5]])
     mirror = torch.tensor([[0.6], [0.4], [0.4]])
     signs = torch.tensor([1.0, -1.0])[:, None]
@@ -58,7 +58,7 @@ def test_shifts_and_mirrors_are_what_they_say():
     assert torch.equal(moved(u, fields, shift, mirror), expected)
     assert torch.equal(moved(u, fields, shift),
                        torch.stack([u[0].roll(1, -1), u[1], u[2].roll(2, -1)]))
-    fields.spec.boundary = "closed"
+    fields.facts.boundary = "closed"
     assert torch.equal(moved(u, fields, shift), u)
 
 

@@ -6,8 +6,7 @@ The codec is the identity, so everything that an evaluation measures can be comp
 import types
 
 import torch
-
-from ups.data.fields import Spec
+from factual import facts
 
 NU = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
 STEPS, DT = 12, 0.1
@@ -17,9 +16,8 @@ class Decaying:
     """`samples` trajectories of each nu, on a grid of one or two axes."""
 
     def __init__(self, name, grid, samples=5):
-        self.spec = Spec(name, grid, ("u", "v"), "periodic", ((0.0, 1.0),) * len(grid), DT,
-                         STEPS + 1, ("nu",))
-        self.values, self.samples = NU, samples
+        self.facts = facts(name, grid, ("u", "v"), STEPS + 1, DT, ("nu",))
+        self.samples = samples
 
     def split(self, name):
         return torch.arange(2 * self.samples) + (0 if name == "test" else 100)
@@ -28,20 +26,19 @@ class Decaying:
         return NU[torch.as_tensor(chosen) % 2]
 
     def read(self, chosen):
-        start = [1.5 + torch.randn(2, *self.spec.grid, generator=torch.Generator().manual_seed(
+        start = [1.5 + torch.randn(2, *self.facts.grid, generator=torch.Generator().manual_seed(
             int(i))) for i in chosen]
         times = torch.arange(STEPS + 1) * DT
         decay = torch.exp(-self.params(chosen) * times).float()  # (B, T)
         return torch.stack(start)[:, None] * decay.view(*decay.shape, *[1] * (1 + len(
-            self.spec.grid)))
+            self.facts.grid)))
 
 
 def decaying(name="burgers1d", grid=(16,), **options):
     fields = Decaying(name, grid, **options)
     return types.SimpleNamespace(
-        name=name, fields=fields, encode=lambda u: u.flatten(-len(grid)).mT,
+        name=name, fields=fields, facts=fields.facts, encode=lambda u: u.flatten(-len(grid)).mT,
         decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
-        judged=[0, 1], spec=types.SimpleNamespace(periodic=True, forced=()),
         cond=lambda chosen: fields.params(chosen).float())
 
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from decaying import DT, NU, STEPS, Corrector, decaying, operator
 
 from ups.config import UsageError
-from ups.data.fields import open_fields
+from ups.data.find import open_fields
 from ups.data.make import make
 from ups.eval.evaluation import measure_all, spectrum_leads, summarise
 from ups.eval.forecasts import make_forecasts, start

@@ -7,8 +7,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from factual import facts
 
-from ups.data.fields import Spec
 from ups.eval.metrics import drift, nrmse
 from ups.eval.report import summary, table
 from ups.eval.rollout import by_trajectory, measure, rollout
@@ -29,18 +29,6 @@ def test_drift_is_the_change_of_conserved_means_and_zero_where_nothing_is_conser
     assert drift(p, u0, []).tolist() == [[0.0, 0.0]]
 
 
-def test_channels_that_are_given_are_not_judged(task):
-    """Two channels of which the first is off by half and the second is given."""
-    alone = task.fields.read
-    task.fields.read = lambda rows: torch.cat([alone(rows), torch.ones(len(rows), 6, 1, 8)], 2)
-    task.encode = task.decode = lambda x: x.mT
-    tables = measure(Accelerator(cpu=True), lambda z, *a: 0.75 * z, task, 0, "test")
-    assert torch.allclose(tables["one_step"], torch.tensor(0.5, dtype=torch.float64))
-    task.judged = [0, 1]
-    tables = measure(Accelerator(cpu=True), lambda z, *a: 0.75 * z, task, 0, "test")
-    assert torch.allclose(tables["one_step"], torch.tensor(0.375, dtype=torch.float64))
-
-
 def test_a_rollout_applies_the_model_again_and_again():
     z = rollout(lambda z, dt, cond, task: 0.5 * z, torch.ones(2, 3, 4), 4, None, None)
     assert z.shape == (2, 4, 3, 4)
@@ -51,7 +39,7 @@ def test_a_rollout_applies_the_model_again_and_again():
 def task():
     """Eleven trajectories that halve in every step; decode(encode(u)) = 0.9 u."""
     class Fields:
-        spec = Spec("toy", (8,), ("u",), "periodic", ((0.0, 1.0),), 0.1, 6, ())
+        facts = facts()
 
         def split(self, name):
             return torch.arange(11)
@@ -61,7 +49,7 @@ def task():
             return start * 0.5 ** torch.arange(6.0)[:, None, None]
 
     return types.SimpleNamespace(fields=Fields(), encode=lambda u: u.mT,
-                                 decode=lambda z: 0.9 * z.mT, conserved=[], judged=[0],
+                                 decode=lambda z: 0.9 * z.mT, conserved=[],
                                  cond=lambda chosen: torch.zeros(len(chosen), 1))
 
 

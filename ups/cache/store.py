@@ -1,6 +1,7 @@
 """The latent cache: trajectories encoded once, read by memory map.
 
-    cache/TASK-SPLIT-KEY/shard-00000.safetensors    "z" (n, T, N, D); the header has KEY/0
+    cache/TASK-SPLIT-KEY/shard-00000.safetensors    "z" (n, T, N, D), "inputs" (n, T or 1, N, E)
+                                                    where data have such; the header has KEY/0
                          manifest.json              written last: without it there is no cache
     cache/TASK-SPLIT-KEY.lock                       empty; locked by a launch while it builds
 
@@ -25,6 +26,7 @@ from safetensors.torch import save
 from ups.cache.agree import agree, everyone, take_lock
 from ups.cache.encode import encode
 from ups.config import UsageError
+from ups.data.facts import from_plain
 from ups.files import sha256, write_bytes
 
 VERSION = 1
@@ -33,12 +35,13 @@ SHARD_BYTES = 2**28  # what a rank holds in memory, twice, while it writes a sha
 
 
 class Cache:
-    """An open cache: `z` holds one memory-mapped tensor (n, T, N, D) per shard."""
+    """An open cache: `z` and `inputs` hold one memory-mapped tensor (n, T, N, D) per shard."""
 
-    def __init__(self, folder, manifest, z):
-        self.folder, self.manifest, self.z = folder, manifest, z
+    def __init__(self, folder, manifest, z, inputs=()):
+        self.folder, self.manifest, self.z, self.inputs = folder, manifest, z, inputs
         self.shape = tuple(manifest["shape"])  # (trajectories, T, N, D)
-        self.dt = manifest["fields"]["dt"]
+        self.facts = from_plain(manifest["facts"])
+        self.dt = self.facts.dt
         self.params = torch.tensor(manifest["params"], dtype=torch.float64).view(self.shape[0], -1)
         self.weight = torch.tensor(manifest["weight"])
         self.error = torch.tensor(manifest["error"])
@@ -60,15 +63,15 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
     """Encode a split with every rank's device, unless that is done already, and open the result."""
     if dtype not in DTYPES:
         raise UsageError(f"--cache_dtype {dtype}: it is one of {', '.join(DTYPES)}.")
-    spec, indices = asdict(fields.spec), fields.split(split)
+    name, indices = fields.facts.name, fields.split(split)
     identity = {
-        "task": spec["task"], "split": split, "indices": _sha256(_json(indices.tolist())),
+        "task": name, "split": split, "indices": _sha256(_json(indices.tolist())),
         "stride_x": fields.stride_x, "stride_t": fields.frames.step,
         "first_frame": fields.frames.start, "dtype": dtype, "codec": fingerprint,
         "data": fields.digest, "version": VERSION,
     }
     key = cache_key(identity)
-    folder = Path(root).absolute() / f"{spec['task']}-{split}-{key}"
+    folder = Path(root).absolute() / f"{name}-{split}-{key}"
 
     def complete():
         there = accelerator.is_main_process and (folder / "manifest.json").exists()
@@ -87,8 +90,8 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
 
 def _build(accelerator, codec, fields, indices, folder, identity):
     """Write this rank's shards, every one of them whole; the main process adds the manifest."""
-    spec = asdict(fields.spec)
-    shape = (len(indices), spec["frames"], math.prod(codec.spec.tokens), codec.spec.width)
+    facts = fields.facts
+    shape = (len(indices), facts.frames, math.prod(codec.spec.tokens), codec.spec.width)
     dtype, key = DTYPES[identity["dtype"]], cache_key(identity)
     count = max(1, SHARD_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
     shards = list(enumerate(indices.split(count)))
@@ -106,10 +109,15 @@ def _build(accelerator, codec, fields, indices, folder, identity):
             z, error = encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
                               accelerator.device)
             if not (finite := z.isfinite().flatten(1).all(1)).all():
-                raise UsageError(f"{spec['task']} trajectory {part[finite.int().argmin()]} has no "
+                raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
                                  f"finite latents in {identity['dtype']}: `python -m ups.data "
                                  "validate` finds NaN; --cache_dtype float32 has the widest range.")
-            data = save({"z": z}, {"key": f"{key}/{shard}"})  # two entries would come in any order
+            tensors = {"z": z}
+            if facts.inputs:  # exact, whatever the dtype of the latents
+                given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
+                         for v in fields.stream_inputs(part)]
+                tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
+            data = save(tensors, {"key": f"{key}/{shard}"})  # two entries would come in any order
             _write(folder / _name(shard), data)
             about = {"name": _name(shard), "bytes": len(data), "sha256": _sha256(data)}
             written.append((shard, about, error.tolist()))
@@ -118,8 +126,8 @@ def _build(accelerator, codec, fields, indices, folder, identity):
     def seal(written):
         if accelerator.is_main_process:
             body = {
-                "version": VERSION, "key": key, "task": spec["task"], "split": identity["split"],
-                "identity": identity, "fields": spec, "codec": asdict(codec.spec),
+                "version": VERSION, "key": key, "task": facts.name, "split": identity["split"],
+                "identity": identity, "facts": facts.plain(), "codec": asdict(codec.spec),
                 "weight": codec.weight.tolist(), "shape": shape, "dtype": identity["dtype"],
                 "indices": indices.tolist(), "params": fields.params(indices).tolist(),
                 "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
@@ -151,7 +159,7 @@ def open_cache(folder, key=None):
     if key not in (None, manifest["key"]):
         raise UsageError(f"{folder}/manifest.json belongs to another codec or data: {cure}.")
 
-    z = []
+    z, inputs = [], []
     for i, shard in enumerate(manifest["shards"]):
         path = folder / shard["name"]
         if not path.exists():
@@ -161,12 +169,14 @@ def open_cache(folder, key=None):
         try:
             with safe_open(path, framework="pt") as file:
                 found, tensor = file.metadata(), file.get_tensor("z")
+                if manifest["facts"]["inputs"]:
+                    inputs.append(file.get_tensor("inputs"))
         except Exception as error:  # of the format: safetensors has its own type
             raise UsageError(f"{path} is damaged ({error}): {cure}.") from None
         if (found or {}).get("key") != f"{manifest['key']}/{i}":
             raise UsageError(f"{path} belongs to another codec or data: {cure}.")
         z.append(tensor)
-    return Cache(folder, manifest, z)
+    return Cache(folder, manifest, z, inputs)
 
 
 def verify(folder):

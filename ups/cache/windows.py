@@ -34,7 +34,8 @@ class LatentWindows(Dataset):
                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
         self.device, self.resident = torch.device("cpu"), False
         self.masks = [_pad(cache.weight, width) for cache in self.caches]
-        self.conds = [condition(cache.params, count) for cache in self.caches]
+        self.conds = [_pad(cache.facts.condition(cache.params), count) for cache in self.caches]
+        self.inputs = [_joined(cache.inputs) for cache in self.caches]
 
     def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
         return LatentWindows, (self.caches, max(self.lengths), self.shortest, self.early)
@@ -51,6 +52,7 @@ class LatentWindows(Dataset):
                 part.copy_(z)
             self.views[task] = [_windows(whole, steps)]
         self.masks, self.conds = ([x.to(device) for x in row] for row in (self.masks, self.conds))
+        self.inputs = [x if x is None else x.to(device) for x in self.inputs]
 
     def __getitems__(self, triples):
         """Triples (step, row, (task, window)) of one global batch, or of a rank's slice of it."""
@@ -64,7 +66,9 @@ class LatentWindows(Dataset):
         if self.device.type == "cuda":  # one copy, that does not wait for the step before
             where = where.pin_memory().to(self.device, non_blocking=True)
         trajectory, first, begin, rows = where
-        return {
+        batch = {} if self.inputs[task] is None else {
+            "inputs": self._inputs(task, trajectory, first)}
+        return batch | {
             "z": self._gather(task, trajectory, first),
             "begin": begin,
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
@@ -74,6 +78,14 @@ class LatentWindows(Dataset):
             "step": steps[0],
             "rows": rows,
         }
+
+    def _inputs(self, task, trajectory, start):
+        """Input tokens (B, L, N, E) at the beginning of each step of the windows."""
+        given, steps = self.inputs[task], self.lengths[task]
+        if given.shape[1] == 1:  # they do not vary in time
+            return given[trajectory].expand(-1, steps, -1, -1)
+        frames = start[:, None] + torch.arange(steps, device=start.device)
+        return given[trajectory[:, None], frames]
 
     def _gather(self, task, trajectory, start):
         """Read windows (B, L + 1, N, D) in the order asked for."""
@@ -132,9 +144,9 @@ def whole_batch(batch):
     return batch
 
 
-def condition(params, width):
-    """PDE parameters (n, P) as models want them: log10, since they span decades, zero-padded."""
-    return _pad(params.clamp(min=1e-12).log10().float(), width)
+def _joined(shards):
+    """One tensor of all shards; None without any. One shard stays as it is mapped."""
+    return (shards[0] if len(shards) == 1 else torch.cat(list(shards))) if shards else None
 
 
 def _pad(x, width):

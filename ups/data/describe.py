@@ -6,49 +6,50 @@ from pathlib import Path
 import numpy as np
 
 from ups.config import UsageError
+from ups.data.check import SEAM, seam
 from ups.data.fields import SPLITS, Fields
 from ups.data.file import pieces
-from ups.data.pdebench import SEAM, open_file, seam, uneven
-from ups.data.tasks import TASKS
+from ups.data.pdebench import open_pdebench, uneven
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def describe(path):
     """Everything a reader needs to know of a file, as text."""
-    file = open_file(path)
-    task, steady = TASKS[file.task], TASKS[file.task].layout == "steady"
+    file = open_pdebench(path)
+    task = file.facts
+    steady = task.steady
     rows = np.unique(np.linspace(0, file.samples - 1, 64).astype(int))
-    lines = [("equation", task.pde),
-             ("parameters", ", ".join(f"{key} = {value:g}" for key, value in file.params.items())
+    lines = [("equation", task.equation),
+             ("parameters", ", ".join(f"{key} = {value:g}" for key, value in
+                        zip(task.params, file.params[0], strict=True))
               or "none that differ between files"),
-             ("samples", f"{_count(file.samples)} of {', '.join(file.channels)}: "
+             ("samples", f"{_count(file.samples)} of {', '.join(file.facts.channels)}: "
                          f"{_splits(file, task)}")]
     wrong = uneven(file)
     if steady:
-        target = file.attributes.get("target", "slice, as published")
-        lines += [("time", f"none: a is given, u is the answer (target {target})")]
+        lines += [("time", "none: a is given, u is the answer")]
     else:
         start, stop = file.times[[0, -1]]
         note = f"; training starts at frame {task.first_frame}" if task.first_frame else ""
-        lines += [("time", f"{file.frames} frames, t = {start:g} to {stop:g}, dt = "
-                           f"{(stop - start) / max(1, file.frames - 1):g}{note}"
+        lines += [("time", f"{file.facts.frames} frames, t = {start:g} to {stop:g}, dt = "
+                           f"{(stop - start) / max(1, file.facts.frames - 1):g}{note}"
                            + (f"; it {wrong['t']}" if "t" in wrong else ""))]
-    for axis, (lo, hi), n in zip(task.axes, file.domain, file.grid, strict=True):
+    for axis, (lo, hi), n in zip(task.axes, file.facts.domain, file.facts.grid, strict=True):
         text = wrong.get(axis, f"spacing {(hi - lo) / n:g}")
         lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), {text}")]
     lines += [("boundary", _boundary(file, task, rows))]
-    for name, text in zip(file.channels, _ranges(file, rows), strict=True):
+    for name, text in zip(file.facts.channels, _ranges(file, rows), strict=True):
         lines += [(f"channel {name}", text)]
 
     size = file.path.stat().st_size / 1e6
     script = "train_steady.py" if steady else "train_operator.py"
-    train = (f"Train on it: python {script} --tasks {file.task} "
-             f"--data {shlex.quote(str(file.path))} --run runs/{file.task}")
-    if not steady and file.frames < task.first_frame + 2:
+    train = (f"Train on it: python {script} --tasks {file.facts.name} "
+             f"--data {shlex.quote(str(file.path))} --run runs/{file.facts.name}")
+    if not steady and file.facts.frames < task.first_frame + 2:
         train = f"Too short to train on: that needs {task.first_frame + 2} frames."
     width = max(16, *(len(name) + 2 for name, _ in lines))
-    return "\n".join([f"{file.path}: {file.task}, {size:,.1f} MB"]
+    return "\n".join([f"{file.path}: {file.facts.name}, {size:,.1f} MB"]
                      + [f"  {name:{width}s}{text}" for name, text in lines]
                      + [train])
 
@@ -61,7 +62,7 @@ def _splits(file, task):
     try:
         fields = Fields([file])
         sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
-        return f"{sizes} (the {task.test} tenth)"
+        return f"{sizes} "
     except UsageError as error:
         return str(error)
 
@@ -74,14 +75,15 @@ def _boundary(file, task, rows):
     apart = max(ratios) > SEAM
     verdict = {("periodic", False): "as between neighbours", ("periodic", True): "NOT periodic",
                ("closed", True): "the ends do not touch",
-               ("closed", False): "which alone could also be a period"}[file.boundary, apart]
-    return f"{file.boundary}; {jumps} along {' and '.join(task.axes)}, {verdict}"
+               ("closed", False): "which alone could also be a period"}[
+                   file.facts.boundary[0] or "closed", apart]
+    return f"{' '.join(file.facts.boundary)}; {jumps} along {' and '.join(task.axes)}, {verdict}"
 
 
 def _ranges(file, rows):
     low, high, total, square, count = np.inf, -np.inf, 0.0, 0.0, 0
-    frames = range(file.frames)[1 if TASKS[file.task].layout == "steady" else 0:]  # (a, 0): no u
-    size = 4 * len(file.channels) * int(np.prod(file.grid))
+    frames = range(file.facts.frames)[1 if file.facts.steady else 0:]  # (a, 0): no u
+    size = 4 * len(file.facts.channels) * int(np.prod(file.facts.grid))
     for i, k in pieces(len(rows), len(frames), size):
         u = file.read(rows[i], frames[k])
         axes = (0, 1, *range(3, u.ndim))
@@ -102,16 +104,16 @@ def plot(path, png):
                          f"{', '.join(PICTURES)}.")
     from matplotlib.figure import Figure
 
-    file = open_file(path)
-    task, dim = TASKS[file.task], len(file.grid)
+    file = open_pdebench(path)
+    task, dim = file.facts, len(file.facts.grid)
     overview = dim == 1 or task.layout == "steady"  # one panel shows a whole trajectory
-    count = 4 if overview else max(1, 4 // len(file.channels))
+    count = 4 if overview else max(1, 4 // len(file.facts.channels))
     rows = np.unique(np.linspace(0, file.samples - 1, count).astype(int))
-    first = 0 if overview else min(task.first_frame, file.frames - 1)
-    frames = np.unique(np.linspace(first, file.frames - 1, 5).astype(int))
+    first = 0 if overview else min(task.first_frame, file.facts.frames - 1)
+    frames = np.unique(np.linspace(first, file.facts.frames - 1, 5).astype(int))
     panels = {}  # label of a row -> {title: image}
     for row in rows:
-        for c, name in enumerate(file.channels):
+        for c, name in enumerate(file.facts.channels):
             if overview:
                 u = file.read([row])[0, :, c]
                 panels.setdefault(name, {})[f"sample {row}"] = u.T if dim == 1 else u[-1]
@@ -130,7 +132,7 @@ def plot(path, png):
         if low < -0.1 * high and high > -0.1 * low:  # both signs: zero is white
             style = {"vmin": -max(-low, high), "vmax": max(-low, high), "cmap": "RdBu_r"}
         if dim == 1:
-            style |= {"extent": (*file.times[[0, -1]], *file.domain[0]), "aspect": "auto"}
+            style |= {"extent": (*file.times[[0, -1]], *file.facts.domain[0]), "aspect": "auto"}
         for ax, (title, image) in zip(line, images.items(), strict=True):
             shown = ax.imshow(image, origin="lower", interpolation="nearest", **style)
             if line[0] is axes[0, 0]:
@@ -142,8 +144,9 @@ def plot(path, png):
     if dim == 1:
         fig.supxlabel("t", fontsize=10)
     fig.get_layout_engine().set(w_pad=0.08)
-    params = "".join(f", {key} = {value:g}" for key, value in file.params.items())
-    fig.suptitle(f"{file.task}{params}", fontsize=12)
+    params = "".join(f", {key} = {value:g}" for key, value in
+                     zip(file.facts.params, file.params[0], strict=True))
+    fig.suptitle(f"{file.facts.name}{params}", fontsize=12)
     try:
         png.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(png, dpi=130)

@@ -1,247 +1,290 @@
-"""Trajectories of one task, from all its files, as one data set.
+"""Trajectories of one data set, from all its files, with the facts that are true of them.
 
-Files of equal parameters are joined along samples. Files of other parameters share sample indices,
-because published files share initial conditions by index: trajectory `i` is sample `i % samples` of
-parameter set `i // samples`, and the split is by sample. Of the samples, the published tenth is
-`test`; a fixed permutation of the rest is cut into `train`, `fit` and `val` (80, 5 and 5 %).
+All trajectories have equally many frames: longer ones are cut into pieces of the shortest length,
+which share their end frames. The split is by sample (train, fit, val, test = 80, 5, 5, 10 %), or as
+the folders say, or, of fewer than four samples, in time with a gap between the parts. Files of a
+family share sample indices, since published files share initial conditions by index.
 """
 
 import hashlib
 import math
 import re
-import shlex
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from ups.config import UsageError
+from ups.data.check import SEAM, seam, shiftable
+from ups.data.facts import check_facts, scale_of
 from ups.data.file import pieces
-from ups.data.pdebench import UnknownLayout, identify, open_file, uneven
-from ups.data.tasks import TASKS
 
 SPLITS = ("train", "fit", "val", "test")
-
-
-class NoData(UsageError, FileNotFoundError):
-    """There is no file of that task; the sentence says how to make or get one."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a trajectory is, after `first_frame` and the strides."""
-
-    task: str
-    grid: tuple[int, ...]
-    channels: tuple[str, ...]
-    boundary: str  # periodic or closed
-    domain: tuple[tuple[float, float], ...]
-    dt: float
-    frames: int
-    params: tuple[str, ...]
+CUTS = 40  # pieces in time of a long trajectory that is split for itself
+LOOKED_AT = 64  # trajectories on which what a file does not say is tested
 
 
 class Fields:
-    """Lazy view of the files of one task; holds no handle, so any process may use it."""
+    """Lazy view of the files of one data set; holds no handle, so any process may use it."""
 
-    def __init__(self, files, stride_x=1, stride_t=1, first_frame=None):
-        file, task = files[0], TASKS[files[0].task]
-        steady = task.layout == "steady"  # its two frames are no time series
-        first = task.first_frame if first_frame is None else first_frame
-        self.frames = range(0, 2) if steady else range(first, file.frames, stride_t)
-        self.stride_x = stride_x
-        if wrong := [n for n in file.grid if n % stride_x]:
+    def __init__(self, files, stride_x=1, stride_t=1, first_frame=None, all_test=False):
+        self.files, self.stride_x, self.all_test = _in_order(files), stride_x, all_test
+        facts = self.files[0].facts
+        where = self.files[0].path
+        check_facts(facts, where)
+        for other in self.files[1:]:
+            for what in ("grid", "channels", "inputs", "axes", "params", "boundary", "domain"):
+                _agree(self.files[0], other, what, getattr(facts, what), getattr(other.facts, what))
+            if not math.isclose(other.facts.dt, facts.dt, rel_tol=1e-4):
+                _agree(self.files[0], other, "the time step", facts.dt, other.facts.dt)
+        if wrong := [n for n in facts.grid if n % stride_x]:
             raise UsageError(f"--stride_x {stride_x} does not divide the {wrong[0]} points of "
-                             f"{file.path}; {_divisors(wrong[0])} do.")
+                             f"{where}; {_divisors(wrong[0])} do.")
+        if facts.steady:  # its two frames are no time series
+            first, stride_t = 0, 1
+        else:
+            first = facts.first_frame if first_frame is None else first_frame
+        self.frames = range(first, min(file.facts.frames for file in self.files), stride_t)
         if len(self.frames) < 2:
-            raise UsageError(f"{file.path}: of {file.frames} frames the first {first} are left "
+            raise UsageError(f"{where}: of {self.frames.stop} frames the first {first} are left "
                              f"out and every {stride_t}th of the others is taken, so fewer than "
                              "two are left; use longer data, or a smaller --stride_t.")
-        for other in files[1:]:
-            for what in ("grid", "frames", "channels", "boundary", "domain"):
-                _agree(file, other, what, getattr(file, what), getattr(other, what))
-            if not np.allclose(file.times, other.times, atol=1e-6 * abs(file.times[-1])):
-                _agree(file, other, "times", file.times[-1], other.times[-1])
+        self._lay_out()
+        facts = replace(
+            facts, grid=tuple(n // stride_x for n in facts.grid), frames=len(self.frames),
+            dt=facts.dt * stride_t, first_frame=first,
+            scales=tuple(map(scale_of, self.params(self.split("train")).unbind(1))))
+        self.facts = self._tested(facts)
 
-        sets = {}  # parameter values -> files
-        for one in sorted(files, key=lambda one: _natural(one.path)):
-            sets.setdefault(tuple(one.params.values()), []).append(one)
-        values = sorted(sets)
-        self.values = torch.tensor(values, dtype=torch.float64).reshape(len(values), -1)
-        self.files = [one for value in values for one in sets[value]]
-        self.starts = np.cumsum([0] + [one.samples for one in self.files])
-        counts = [sum(one.samples for one in sets[value]) for value in values]
-        self.samples = counts[0]
-        for value, count in zip(values, counts, strict=True):
-            _agree(sets[values[0]][0], sets[value][0], "samples", counts[0], count)
+    def _lay_out(self):
+        """The trajectories: file, row, piece in time, sample; those of one sample stay together."""
+        count, step = len(self.frames), self.frames.step
+        samples = sum(file.samples for file in self.files)
+        whole = min(len(range(self.frames.start, f.facts.frames, step)) for f in self.files)
+        self.in_time = samples < 4 and not self.all_test and not any(f.split for f in self.files)
+        if self.in_time:
+            if whole <= CUTS:
+                raise UsageError(
+                    f"{self.files[0].path}: {samples} trajector{'y' if samples == 1 else 'ies'} of "
+                    f"{whole} frames cannot be split into train, fit, val and test; give four "
+                    f"trajectories, or more than {CUTS} frames.")
+            count = (whole - 1) // CUTS + 1
+            self.frames = self.frames[:count]
+        rows = []
+        for k, file in enumerate(self.files):
+            there = len(range(self.frames.start, file.facts.frames, step))
+            parts = CUTS if self.in_time else max(1, (there - 1) // (count - 1))
+            rows += [(k, row, part) for row in range(file.samples) for part in range(parts)]
+        self.owner, self.row, self.part = np.array(rows, dtype=np.int64).T
+        starts = np.cumsum([0] + [file.samples for file in self.files])
+        self.sample = starts[self.owner] + self.row
+        if self.files[0].family:  # files of one parameter are joined, of others run side by side
+            self.sample = self._beside(starts)[self.sample]
 
-        dt = (file.times[-1] - file.times[0]) / (file.frames - 1) * (1 if steady else stride_t)
-        grid = tuple(n // stride_x for n in file.grid)
-        self.spec = Spec(file.task, grid, file.channels, file.boundary, file.domain, float(dt),
-                         len(self.frames), tuple(file.params))
+    def _beside(self, starts):
+        """The index of a sample among those of its own parameters."""
+        sets = {}
+        for k, file in enumerate(self.files):
+            sets.setdefault(tuple(file.params[0]), []).append(k)
+        index, sizes = np.empty(starts[-1], np.int64), {}
+        for value, members in sets.items():
+            rows = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in members])
+            index[rows], sizes[value] = np.arange(len(rows)), len(rows)
+        first, *others = sets
+        for other in others:
+            _agree(self.files[sets[first][0]], self.files[sets[other][0]], "samples", sizes[first],
+                   sizes[other])
+        return index
+
+    def _tested(self, facts):
+        """The facts with what the files do not say of boundary and shifts, by tests on the data."""
+        said = "by the data"
+        look = self.split("train")
+        look = look[:: -(-len(look) // LOOKED_AT)]
+        self.facts = facts
+        if "" in facts.boundary:
+            jumps = seam(self.files[0], range(0, self.files[0].samples,
+                                              1 + self.files[0].samples // 32))
+            facts = replace(facts, boundary=tuple(
+                kind or ("periodic" if jump < SEAM else "closed")
+                for kind, jump in zip(facts.boundary, jumps, strict=True)))
+            shown = ", ".join(f"{axis} {kind} (jump across the ends {jump:.2f} times those inside)"
+                              for axis, kind, jump in zip(facts.axes, facts.boundary, jumps,
+                                                          strict=True))
+            _say(f"{facts.name}: the file does not say its boundary; {said}: {shown}. If that is "
+                 "wrong, say boundary in the file or in --facts.")
+        if facts.shifts is None:
+            circles = [axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
+                       if circle]
+            free = shiftable(self, look, circles) if circles and not facts.steady else ()
+            facts = replace(facts, shifts=tuple(free))
+        return facts
 
     def __len__(self):
-        return int(self.starts[-1])
+        return len(self.row)
 
     def read(self, indices, frames=slice(None)):
         """Float32 (n, T, C, *grid) of trajectories in any order; `frames` takes part of them."""
-        indices, frames = np.asarray(indices, dtype=np.int64), self.frames[frames]
-        owner = np.searchsorted(self.starts, indices, side="right") - 1
-        owners = np.unique(owner)
-        if len(owners) == 1:
-            return torch.from_numpy(self._part(owners[0], indices, frames))
-        shape = (len(indices), len(frames), len(self.spec.channels), *self.spec.grid)
-        out = np.empty(shape, np.float32)
-        for k in owners:
-            out[owner == k] = self._part(k, indices[owner == k], frames)
-        return torch.from_numpy(out)
+        return self._read(indices, self.frames[frames], "read", len(self.facts.channels))
 
-    def _part(self, k, indices, frames):
-        file, rows = self.files[k], indices - self.starts[k]
-        u = file.read(rows, frames, self.stride_x)
-        if not (finite := np.isfinite(u).reshape(len(u), -1).all(1)).all():
-            raise UsageError(f"{file.path}: NaN or Inf in sample {rows[np.argmin(finite)]}; "
-                             f"`python -m ups.data validate {shlex.quote(str(file.path))}` names "
-                             "all of them: mend them, or write a file without them.")
-        return u
+    def inputs(self, indices, frames=slice(None)):
+        """The given channels (n, T, E, *grid), T = 1 where they do not vary; None without any."""
+        if not self.facts.inputs:
+            return None
+        frames = self.frames[frames] if self.facts.inputs_vary else range(1)
+        return self._read(indices, frames, "read_inputs", len(self.facts.inputs))
+
+    def _read(self, indices, frames, how, channels):
+        indices = np.asarray(indices, dtype=np.int64)
+        out = np.empty((len(indices), len(frames), channels, *self.facts.grid), np.float32)
+        keys = np.stack([self.owner[indices], self.part[indices]])
+        for k, part in np.unique(keys, axis=1).T if len(indices) else ():
+            chosen = np.flatnonzero((keys[0] == k) & (keys[1] == part))
+            file, move = self.files[k], part * (len(self.frames) - 1) * self.frames.step
+            moved = range(frames.start + move, frames.stop + move, frames.step)
+            rows = self.row[indices[chosen]]
+            u = getattr(file, how)(rows, moved, self.stride_x)
+            finite = np.isfinite(u).reshape(len(u), -1)
+            if not finite.all():
+                bad = int(np.argmin(finite.all(1)))
+                raise NotFinite(file.path, rows[bad], 1 - finite[bad].mean())
+            out[chosen] = u
+        return torch.from_numpy(out)
 
     def stream(self, indices, megabytes=32):
         """Yield all frames of these trajectories as u (B, C, *grid) of bounded size."""
-        size = 4 * len(self.spec.channels) * math.prod(self.spec.grid)
-        limit = int(megabytes * 2**20)
-        for rows, frames in pieces(len(indices), self.spec.frames, size, limit):
+        for rows, frames in self._pieces(indices, len(self.facts.channels), megabytes):
             yield self.read(indices[rows], frames).flatten(0, 1)
 
+    def stream_inputs(self, indices, megabytes=32):
+        """Yield the given channels likewise, (B, E, *grid)."""
+        frames = len(self.frames) if self.facts.inputs_vary else 1
+        for rows, part in self._pieces(indices, len(self.facts.inputs), megabytes, frames):
+            yield self.inputs(indices[rows], part).flatten(0, 1)
+
+    def _pieces(self, indices, channels, megabytes, frames=None):
+        size = 4 * channels * math.prod(self.facts.grid)
+        return pieces(len(indices), frames or len(self.frames), size, int(megabytes * 2**20))
+
     def params(self, indices):
-        """Float64 (n, P): raw parameter values in the order of `spec.params`."""
-        return self.values[torch.as_tensor(indices, dtype=torch.int64) // self.samples]
+        """Float64 (n, P): raw parameter values in the order of `facts.params`."""
+        indices = np.asarray(indices, dtype=np.int64)
+        rows = np.zeros((len(indices), len(self.files[0].facts.params)))
+        for k in np.unique(self.owner[indices]):
+            chosen = self.owner[indices] == k
+            rows[chosen] = self.files[k].params[self.row[indices[chosen]]]
+        return torch.from_numpy(rows)
 
     def split(self, name):
-        """Int64 indices of a split: the same samples in every parameter set, sample by sample."""
-        n = self.samples
-        if n < 4:
-            raise UsageError(f"{self.files[0].path}: {n} samples cannot be split in four.")
+        """Int64 indices of the trajectories of a split, in ascending order of samples."""
         if name not in SPLITS:
             raise UsageError(f"there is no split {name}; there are {', '.join(SPLITS)}.")
+        if self.all_test:
+            return torch.arange(len(self) if name == "test" else 0)
+        chosen = np.flatnonzero(self._parts == SPLITS.index(name))
+        return torch.from_numpy(chosen[np.argsort(self.sample[chosen], kind="stable")])
+
+    @cached_property
+    def _parts(self):
+        """For each trajectory the number of its split; -1 in a gap."""
+        if self.in_time:
+            return _cut_in_time(CUTS)[self.part]
+        if any(file.split for file in self.files):
+            return self._as_folders_say()
+        n, published = int(self.sample.max()) + 1, self.files[0].test
         test, held = max(1, n // 10), max(1, n // 20)
-        first = TASKS[self.spec.task].test == "first"
-        rest = np.random.RandomState(0).permutation(n - test) + (test if first else 0)
+        part = np.zeros(n, np.int64)
+        if published:
+            part[:test] = 3
+            rest = np.random.RandomState(0).permutation(n - test) + test
+            if published == "last":
+                part, rest = part[::-1].copy(), rest - test
+        else:
+            order = np.random.RandomState(0).permutation(n)
+            part[order[:test]], rest = 3, order[test:]
         cut = len(rest) - 2 * held
-        part = {"train": rest[:cut], "fit": rest[cut:cut + held], "val": rest[cut + held:],
-                "test": np.arange(test) + (0 if first else n - test)}[name]
-        part = torch.from_numpy(np.sort(part))  # sorted: neighbours are read in one piece
-        return (part[:, None] + torch.arange(len(self.values)) * n).flatten()
+        part[rest[cut:cut + held]], part[rest[cut + held:]] = 1, 2
+        return part[self.sample]
+
+    def _as_folders_say(self):
+        said = np.array([{"train": 0, "val": 2, "test": 3}[file.split] for file in self.files])
+        part = said[self.owner]
+        for name, number, share in (("val", 2, 20), ("test", 3, 10), ("fit", 1, 20)):
+            if (part == number).any():
+                continue
+            if name != "fit":
+                _say(f"{self.files[0].facts.name}: there is no {name} folder; a part of train "
+                     "takes its place.")
+            samples = np.unique(self.sample[part == 0])
+            if len(samples) < 2:
+                raise UsageError(f"{self.files[0].path}: the train folder has too few "
+                                 f"trajectories to cut {name} from it.")
+            order = np.random.RandomState(0).permutation(samples)
+            part[np.isin(self.sample, order[: max(1, len(samples) // share)])] = number
+        return part
 
     @property
     def about(self):
-        """Spec and parameter values, plain: what is needed to use a model without its data."""
-        return asdict(self.spec) | {"values": self.values.tolist()}
+        """What is true of the data, plain: all that is needed to use a model without them."""
+        return self.facts.plain()
 
     @cached_property
     def digest(self):
-        """Sha256 of layout, attributes, size and 64 fixed frames (thinned); never a whole read."""
+        """Sha256 of layout, facts, size and 64 fixed frames (thinned); never a whole read."""
         digest = hashlib.sha256()
         for file in self.files:
-            about = (file.task, file.samples, file.frames, file.grid, file.channels, file.params,
-                     file.boundary, file.domain, file.attributes, file.times.tolist())
-            digest.update(repr(about).encode())
+            about = replace(file.facts, name="", equation="").plain()
+            digest.update(repr((about, file.samples, file.split, file.params.tolist(),
+                                file.times.tolist())).encode())
+        starts = np.cumsum([0] + [file.samples for file in self.files])
         for i in range(64):
-            index, last = i * (len(self) - 1) // 63, self.files[0].frames - 1
+            index, last = i * (int(starts[-1]) - 1) // 63, self.files[0].facts.frames - 1
+            k = int(np.searchsorted(starts, index, side="right")) - 1
+            file, row = self.files[k], [index - starts[k]]
             frame = i * last // 63 if last > 1 else last  # steady: the solution
-            k = int(np.searchsorted(self.starts, index, side="right")) - 1
-            file = self.files[k]
-            thin = 1 if len(file.grid) == 1 else max(1, min(file.grid) // 16)
-            digest.update(file.read([index - self.starts[k]], range(frame, frame + 1), thin))
+            grid = file.facts.grid
+            thin = 1 if len(grid) == 1 else max(1, min(grid) // 16)
+            digest.update(file.read(row, range(frame, frame + 1), thin))
+            if file.facts.inputs:
+                digest.update(file.read_inputs(row, range(frame, frame + 1), thin))
         return digest.hexdigest()
 
 
-def parse_task(text):
-    """`burgers1d:nu=0.001,0.01` -> ("burgers1d", {"nu": [0.001, 0.01]})."""
-    name, *choices = text.split(":")
-    if name not in TASKS:
-        raise UsageError(f"there is no task {name}; there are {', '.join(TASKS)}.")
-    wanted = {}
-    for choice in choices:
-        key, _, values = choice.partition("=")
-        try:
-            wanted[key] = [float(value) for value in values.split(",")]
-        except ValueError:
-            raise UsageError(f"{text}: write parameters as {name}:key=value,value.") from None
-        if key not in TASKS[name].params:
-            raise UsageError(f"{text}: {name} has no parameter {key}; it has "
-                             f"{', '.join(TASKS[name].params) or 'none'}.")
-    return name, wanted
+class NotFinite(UsageError):
+    """A sample holds NaN or Inf."""
+
+    def __init__(self, path, row, share):
+        super().__init__(
+            f"{path}: NaN or Inf in sample {row}, {100 * share:.3g} % of its values; "
+            f"`python -m ups.data validate` names all. Mend the file; where it is always the same "
+            "points, fill them and add a channel that marks them to `inputs`.")
 
 
-def open_fields(task, root="data", stride_x=1, stride_t=1):
-    """Open the files of a task in a folder (or one file), or those of some parameters."""
-    name, wanted = parse_task(task)
-    files = [open_file(path) for path in find_files(root, name)]
-    if not files:
-        raise NoData(f"no {name} file in {root}; {_cure(name, wanted, root)}")
-    for key, values in wanted.items():
-        there = sorted({file.params[key] for file in files})
-        if missing := [value for value in values if not _among(value, there)]:
-            raise UsageError(f"{root}: no {name} file with {key}={missing[0]:g}, only {there}; "
-                             f"{_cure(name, {key: missing}, root)}")
-        files = [file for file in files if _among(file.params[key], values)]
-    for file in files:
-        for axis, what in uneven(file).items():
-            raise UsageError(f"{file.path}: axis {axis} {what}.")
-    return Fields(files, stride_x, stride_t)
+def _cut_in_time(count):
+    """The split of each of `count` pieces in a row, with a piece between two parts left out."""
+    test, held = max(1, count // 10), max(1, count // 20)
+    sizes = [count - test - 2 * held - 3, held, held, test]
+    parts = []
+    for number, size in enumerate(sizes):
+        parts += [number] * size + [-1] * (number < 3)
+    return np.array(parts)
 
 
-def find_files(root, name):
-    """Files of a task in a folder; where it holds none, those in the nearest folder below it.
+def _in_order(files):
+    """By parameters, then by name, numbers in names as numbers."""
+    def key(file):
+        value = tuple(file.params[0]) if file.family and len(file.params) else ()
+        return value, _natural(file.path)
 
-    So data/ and data/more/ are two data sets, and a download may be given by its root. Other
-    layouts are passed over; a damaged file is an error, and so is a choice of two folders.
-    """
-    root = Path(root)
-    if root.suffix in (".h5", ".hdf5") or root.exists() and not root.is_dir():
-        if (found := identify(root)) != name:
-            raise UsageError(f"{root} is a {found} file, not {name}.")
-        return [root]
-    depths = {}
-    for path in sorted([*root.rglob("*.h5"), *root.rglob("*.hdf5")]):
-        depths.setdefault(len(path.parts), []).append(path)
-    for _, level in sorted(depths.items()):
-        if paths := [path for path in level if _belongs(path, name)]:
-            first, *more = sorted({path.parent for path in paths})
-            if more:
-                raise UsageError(f"{root}: {name} files are in {first} and in {more[0]}; choose "
-                                 "one folder by --data.")
-            return paths
-    return []
-
-
-def _belongs(path, name):
-    try:
-        return identify(path) == name
-    except UnknownLayout:
-        return False
-
-
-def _cure(name, wanted, root):
-    from ups.data.solvers import SOLVERS
-
-    if name not in SOLVERS:
-        return "download it from PDEBench, https://doi.org/10.18419/darus-2986."
-    flags = "".join(f" --{key} {' '.join(f'{v:g}' for v in values)}"
-                    for key, values in wanted.items())
-    return f"make one: python -m ups.data make {name}{flags} --out {root}"
-
-
-def _among(value, values):
-    return any(math.isclose(value, other, rel_tol=1e-6) for other in values)
+    return sorted(files, key=key)
 
 
 def _agree(a, b, what, left, right):
     if left != right:
         raise UsageError(f"{a.path} and {b.path} differ in {what} ({left} and {right}) and cannot "
-                         f"be one data set; choose by --data FILE or {a.task}:key=value.")
+                         "be one data set; choose by --data FILE, or name:key=value in --tasks.")
 
 
 def _natural(path):
@@ -250,3 +293,7 @@ def _natural(path):
 
 def _divisors(n):
     return ", ".join(str(k) for k in range(1, min(n, 65)) if n % k == 0)
+
+
+def _say(sentence):
+    print(sentence, file=sys.stderr)

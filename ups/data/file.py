@@ -1,5 +1,6 @@
-"""One HDF5 file of any layout (ups/data/pdebench.py), read lazily as (n, T, C, *grid)."""
+"""One file of any format, read lazily as (n, T, C, *grid); readers are subclasses of `File`."""
 
+import contextlib
 import math
 import shlex
 from dataclasses import dataclass, field
@@ -9,72 +10,77 @@ import h5py
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.tasks import TASKS
+from ups.data.facts import Facts
 
 
 @dataclass(frozen=True)
 class File:
-    """One file, opened anew for every read: nothing to share between processes."""
+    """One file, opened anew for every read: nothing to share between processes.
+
+    A reader says in `facts` what the file says of itself (all its frames, all its points), and
+    gives `_block`.
+    """
 
     path: Path
-    task: str
+    facts: Facts
     samples: int
-    frames: int
-    grid: tuple[int, ...]
-    channels: tuple[str, ...]
-    params: dict[str, float]
-    boundary: str
-    domain: tuple[tuple[float, float], ...]
-    attributes: dict = field(repr=False)
-    times: np.ndarray = field(repr=False)  # (T,)
-    groups: tuple[str, ...] = field(repr=False)
+    times: np.ndarray = field(repr=False)   # (T,) of the stored frames
+    params: np.ndarray = field(repr=False)  # (samples, P), float64, in the order of facts.params
+    split: str = ""                         # train, val or test, where the folders say so
+    test: str = ""                          # the first or last tenth, where that is published
+    family: bool = False                    # sample i begins alike in files of other parameters
+    warnings: tuple[str, ...] = ()          # sentences: what the reader decided by itself
 
-    def read(self, rows, frames=None, stride=1):
+    def read(self, rows, frames=None, stride=1, channels=None):
         """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
 
-        Neighbouring samples are read in `pieces`: the memory taken is that of the result.
+        `channels` are those that are predicted, unless named. Neighbouring samples are read in
+        `pieces`: the memory taken is that of the result.
         """
-        rows, frames = np.asarray(rows), range(self.frames) if frames is None else frames
-        grid = tuple(len(range(0, n, stride)) for n in self.grid)
-        out = np.empty((len(rows), len(frames), len(self.channels), *grid), np.float32)
+        facts = self.facts
+        channels = facts.channels if channels is None else tuple(channels)
+        rows = np.asarray(rows, dtype=np.int64)
+        frames = range(facts.frames) if frames is None else frames
+        grid = tuple(len(range(0, n, stride)) for n in facts.grid)
+        out = np.empty((len(rows), len(frames), len(channels), *grid), np.float32)
         order = np.argsort(rows, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1)
-        size = 4 * len(self.channels) * math.prod(grid) * stride  # of a frame, last axis unstrided
-        with h5py.File(self.path) as f:
+        size = 4 * len(channels) * math.prod(grid) * stride  # of a frame, last axis unstrided
+        with self._open() as f:
             for run in runs if len(rows) else ():
                 for i, k in pieces(len(run), len(frames), size):
                     part = rows[run[i]]
                     try:
-                        block = self._block(f, part, frames[k], stride)
-                        if block.shape != (wanted := (*out[run[i], k].shape,)):
+                        block = self._block(f, channels, part, frames[k], stride)
+                        if block.shape != (wanted := out[run[i], k].shape):
                             raise ValueError(f"of shape {block.shape}, not {wanted}")
                         out[run[i], k] = block
                     except (OSError, LookupError, TypeError, ValueError) as error:
-                        raise UsageError(
-                            f"{self.path}: samples {part[0]} to {part[-1]} cannot be read ("
-                            f"{' '.join(str(error).split())}); `python -m ups.data validate "
-                            f"{shlex.quote(str(self.path))}` names them.") from None
+                        raise UnreadableSamples(self.path, part, error) from None
         return out
 
-    def _block(self, f, rows, frames, stride):
-        """Consecutive rows. The fastest axis is read whole: a disk page holds it anyway."""
-        dim, layout = len(self.grid), TASKS[self.task].layout
-        part, every = slice(rows[0], rows[-1] + 1), (slice(None, None, stride),)
-        space = every * (dim - 1)  # what HDF5 strides over; numpy does the last axis
-        if layout == "steady":
-            a, u = f["nu"][(part, *space)], f["tensor"][(part, 0, *space)]
-            both = np.stack([np.stack([a, 0 * u], 1), np.stack([a, u], 1)], 1)
-            return both[:, frames.start:frames.stop:frames.step, ..., ::stride]
-        time = slice(frames.start, frames.stop, frames.step)
-        if layout == "flat":
-            names = self.channels if len(self.channels) > 1 else ("tensor",)
-            return np.stack([f[name][(part, time, *space)][..., ::stride] for name in names], 2)
-        if layout == "groups":
-            block = np.stack([f[self.groups[row]]["data"][(time, *space)] for row in rows])
-        else:
-            names = [name for name in ("velocity", "particles") if name in f]
-            block = np.concatenate([f[name][(part, time, *space)] for name in names], -1)
-        return np.moveaxis(block[..., ::stride, :], -1, 2)
+    def read_inputs(self, rows, frames=None, stride=1):
+        """The same of the inputs: (n, T, E, *grid), T = 1 where they do not vary in time."""
+        frames = frames if self.facts.inputs_vary else range(1)
+        return self.read(rows, frames, stride, self.facts.inputs)
+
+    @contextlib.contextmanager
+    def _open(self):
+        with h5py.File(self.path) as f:
+            yield f
+
+    def _block(self, f, channels, rows, frames, stride):
+        """(n, T, C, *grid) of consecutive rows, in the dtype of the file."""
+        raise NotImplementedError
+
+
+class UnreadableSamples(UsageError):
+    """Some samples of a file cannot be read; `why` is the fault itself."""
+
+    def __init__(self, path, rows, error):
+        self.why = " ".join(str(error).split())
+        super().__init__(f"{path}: samples {rows[0]} to {rows[-1]} cannot be read ({self.why}); "
+                         f"`python -m ups.data validate {shlex.quote(str(path))}` names them.")
 
 
 def pieces(rows, frames, size, limit=2**25):

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import h5py
@@ -21,30 +20,12 @@ import yaml
 from tqdm import tqdm
 
 from ups.config import UsageError
-from ups.data.fields import NoData, open_fields, parse_task
+from ups.data.pdebench import TASKS
 from ups.data.solvers import SOLVERS
-from ups.data.tasks import TASKS
 from ups.files import flush, lock
 
 # What our own incompressible files say beside nu; the published ones have walls and a unit square.
 NS2D = {"boundary": "periodic", "domain": [[0.0, 2 * np.pi]] * 2}
-
-
-def ensure_fields(task, root="data", *strides):
-    """`open_fields`; where there is no file of the task, make the small preset first."""
-    try:
-        fields = open_fields(task, root, *strides)
-    except NoData:
-        name, wanted = parse_task(task)
-        if name not in SOLVERS:
-            raise
-        print(f"{root} has no {name}: the small preset of the bundled solver is made there.",
-              file=sys.stderr)  # who meant files of their own sees that --data is another folder
-        make(name, out=root, **wanted)
-        fields = open_fields(task, root, *strides)
-    if Path(root) not in ((path := fields.files[0].path), path.parent):
-        print(f"{task} is taken from {path.parent}.", file=sys.stderr)
-    return fields
 
 
 def make(task, preset="small", out="data", device=None, seed=0, **changes):
@@ -64,7 +45,7 @@ def make(task, preset="small", out="data", device=None, seed=0, **changes):
             raise UsageError(f"--{key} {changes[key]} is too small; {least[key]} is the least.")
     for key in changes.keys() & {"t_end", *solver.PARAMS}:
         for value in np.atleast_1d(changes[key]).tolist():
-            if not 0 < value < math.inf:  # operators take the logarithm of parameters
+            if not 0 < value < math.inf:
                 raise UsageError(f"--{key} {value:g}: it must be finite and above 0.")
 
     values = {key: np.atleast_1d(changes.pop(key, settings[key])).tolist() for key in solver.PARAMS}
@@ -138,9 +119,9 @@ def solved(job, solver, device):
         generator = torch.Generator().manual_seed(int.from_bytes(seed[:7]))
         u0 = solver.initial(job["chunk"], job["grid"], generator)  # (n, C, *grid)
         u0 = u0[:job["samples"] - start].to(device)
-        if "target" in job:  # steady: the frames (a, 0) and (a, u)
+        if "target" in job:  # steady: one frame (a, u)
             u = solver.solve(u0, target=job["target"], generator=generator, **params)
-            u = torch.stack([torch.cat([u0, 0 * u], 1), torch.cat([u0, u], 1)], 1)
+            u = torch.cat([u0, u], 1)[:, None]
         else:
             u = solver.solve(u0, job["t_end"], job["frames"], **params)
         force = solver.force(job["grid"]).numpy() if hasattr(solver, "force") else None
@@ -150,12 +131,12 @@ def solved(job, solver, device):
 def create(f, job, params):
     """Prepare an empty file of a layout: data sets of the final shape, coordinates, attributes."""
     task, samples, n, frames = TASKS[job["task"]], job["samples"], job["grid"], job.get("frames")
-    grid, (lo, hi) = (n,) * len(task.axes), task.domain
+    grid, (lo, hi) = (n,) * len(task.facts.axes), task.domain
     x = (lo + (np.arange(n) + 0.5) * (hi - lo) / n).astype(np.float32)  # cell centres
     t = np.linspace(0, job.get("t_end", 1.0), frames or 2, dtype=np.float32)
     if task.layout in ("flat", "steady"):
         f.attrs.update({"Nu" if key == "nu" else key: value for key, value in params.items()})
-        f.update({f"{axis}-coordinate": x for axis in task.axes})
+        f.update({f"{axis}-coordinate": x for axis in task.facts.axes})
     if task.layout == "flat":
         f["t-coordinate"] = np.append(t, 2 * t[-1] - t[-2])  # one more than frames, as published
         f.create_dataset("tensor", (samples, frames, *grid), "f4")
@@ -172,8 +153,8 @@ def create(f, job, params):
         for row in range(samples):
             group = f.create_group(f"{row:04d}")
             group.attrs["config"] = yaml.safe_dump({"sim": params})
-            group.create_dataset("data", (frames, *grid, len(task.channels)), "f4")
-            group.update({f"grid/{axis}": x for axis in task.axes} | {"grid/t": t})
+            group.create_dataset("data", (frames, *grid, len(task.facts.channels)), "f4")
+            group.update({f"grid/{axis}": x for axis in task.facts.axes} | {"grid/t": t})
 
 
 def write(f, task, start, u, force=None):
@@ -182,7 +163,7 @@ def write(f, task, start, u, force=None):
     if layout == "flat":
         f["tensor"][part] = u[:, :, 0]
     elif layout == "steady":
-        f["nu"][part], f["tensor"][part, 0] = u[:, 1, 0], u[:, 1, 1]
+        f["nu"][part], f["tensor"][part, 0] = u[:, 0, 0], u[:, 0, 1]
     elif layout == "last":
         f["velocity"][part] = np.moveaxis(u, 2, -1)
         f["force"][part] = np.moveaxis(force, 0, -1)
@@ -214,7 +195,8 @@ def _complete(path, job):
 def _bytes(job):
     task = TASKS[job["task"]]
     frames = 1 if task.layout == "steady" else job["frames"]
-    return 4 * job["samples"] * frames * len(task.channels) * job["grid"] ** len(task.axes)
+    channels = len(task.facts.channels) + len(task.facts.inputs)
+    return 4 * job["samples"] * frames * channels * job["grid"] ** len(task.facts.axes)
 
 
 def _device(name):

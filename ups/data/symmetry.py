@@ -7,18 +7,16 @@
 
 import torch
 
-from ups.data.tasks import TASKS
-
 
 def symmetries(fields):
     """Names of the axes that may be shifted, and the mirrors, each of which may be taken or not.
 
     Of closed axes only whole ones are mirrored: every n-th point is nearer to one of the walls.
     """
-    task, periodic = TASKS[fields.spec.task], fields.spec.boundary == "periodic"
-    free = [name for name in task.axes if periodic and name not in task.forced]
-    whole = periodic or fields.stride_x == 1
-    return free, {name: odd for name, odd in task.mirrors.items() if whole or not name}
+    facts = fields.facts
+    whole = {axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
+             if circle or fields.stride_x == 1} | {""}
+    return facts.shifts, {axis: odd for axis, odd in facts.mirrors if axis in whole}
 
 
 def moved(u, fields, shift=None, mirror=None, added=None):
@@ -29,12 +27,12 @@ def moved(u, fields, shift=None, mirror=None, added=None):
     added, and how much: nothing where the last number is below a half, -1 to 1 times u above.
     """
     free, mirrors = symmetries(fields)
-    if added is not None and free and TASKS[fields.spec.task].linear:
+    if added is not None and free and fields.facts.linear:
         share = torch.where(added[:, 3] < 0.5, 0.0, 4 * added[:, 3] - 3)
         u = u + share.view(-1, *[1] * (u.ndim - 1)) * moved(u, fields, added[:, :3])
     free, mirrors = [] if shift is None else free, {} if mirror is None else mirrors
     turned = {name: mirror[:, k] < 0.5 for k, name in enumerate(mirrors)}  # (B,) each
-    for axis, name in enumerate(TASKS[fields.spec.task].axes, start=3):
+    for axis, name in enumerate(fields.facts.axes, start=3):
         size = u.shape[axis]
         index = torch.arange(size, device=u.device).expand(len(u), size)
         if name in turned:
@@ -48,6 +46,6 @@ def moved(u, fields, shift=None, mirror=None, added=None):
         if not odd:
             continue
         sign = 1 - 2 * turned[name].to(u.dtype)  # (B,)
-        signs = [sign if channel in odd else sign.abs() for channel in fields.spec.channels]
+        signs = [sign if channel in odd else sign.abs() for channel in fields.facts.channels]
         u = u * torch.stack(signs, 1).view(len(u), 1, -1, *[1] * (u.ndim - 3))
     return u

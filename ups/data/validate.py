@@ -1,7 +1,6 @@
 """`validate`: every fault of a file as one sentence; an empty list means that it is sound."""
 
 import hashlib
-import re
 from pathlib import Path
 
 import h5py
@@ -9,9 +8,8 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.fields import SPLITS, Fields
-from ups.data.file import pieces
-from ups.data.pdebench import open_file, uneven
-from ups.data.tasks import TASKS
+from ups.data.file import UnreadableSamples, pieces
+from ups.data.pdebench import open_pdebench, uneven
 
 SHOWN = 10  # faults of one kind that are spelled out
 
@@ -21,7 +19,7 @@ def validate(paths):
     faults, prints, files = [], {}, []
     for path in paths:
         try:
-            files.append(open_file(path))
+            files.append(open_pdebench(path))
         except (UsageError, OSError) as error:
             if not Path(path).exists():
                 raise
@@ -29,22 +27,22 @@ def validate(paths):
     for file in files:
         found, prints[file.path] = _check(file)
         faults += [f"{file.path}: {fault}" for fault in found]
-    for task in dict.fromkeys(file.task for file in files):
-        faults += _shared([file for file in files if file.task == task], prints)
+    for task in dict.fromkeys(file.facts.name for file in files):
+        faults += _shared([file for file in files if file.facts.name == task], prints)
     return faults
 
 
 def _check(file):
     """Faults of one file, and a fingerprint of every trajectory that can be read."""
     faults = []
-    if file.frames < 2:
-        faults.append(f"it has {file.frames} frame; a trajectory needs two.")
+    if file.facts.frames < 2:
+        faults.append(f"it has {file.facts.frames} frame; a trajectory needs two.")
     faults += [f"axis {axis} {what}." for axis, what in uneven(file).items()]
     faults += _some(_ragged(file))
     digests = [hashlib.blake2b(digest_size=16) for _ in range(file.samples)]
     low, high, infinite, unread = np.inf, -np.inf, {}, {}
-    size = 4 * len(file.channels) * int(np.prod(file.grid))
-    for rows, frames in pieces(file.samples, file.frames, size):
+    size = 4 * len(file.facts.channels) * int(np.prod(file.facts.grid))
+    for rows, frames in pieces(file.samples, file.facts.frames, size):
         for row, u in _samples(file, rows, frames, unread):
             finite = np.isfinite(u).all(axis=tuple(range(1, u.ndim)))
             if not finite.all():
@@ -56,16 +54,17 @@ def _check(file):
     faults += _some([f"sample {row} holds NaN or Inf, first at frame {frame}."
                      for row, frame in infinite.items()])
     faults += [f"channel {name} is constant ({value:g})." for name, value, same in
-               zip(file.channels, np.atleast_1d(low), np.atleast_1d(low == high), strict=False)
+               zip(file.facts.channels, np.atleast_1d(low), np.atleast_1d(low == high),
+                   strict=False)
                if same]
     return faults, [None if row in unread else one.digest() for row, one in enumerate(digests)]
 
 
 def _ragged(file):
     """Samples of another shape or with other times than the first, where each has its own."""
-    times, faults, first = {}, [], (file.frames, *file.grid, len(file.channels))
+    times, faults, first = {}, [], (file.facts.frames, *file.facts.grid, len(file.facts.channels))
     with h5py.File(file.path) as f:
-        if TASKS[file.task].layout == "last":
+        if file.layout == "last":
             times = dict(enumerate(np.atleast_2d(f["t"][:])))
         for row, key in enumerate(file.groups):
             try:
@@ -74,14 +73,16 @@ def _ragged(file):
                 faults.append(f"sample {row} has no data or no times.")
                 continue
             if shape != first:
-                faults.append(f"sample {row} has shape {shape}, the first {first}.")
+                faults.append(f"sample {row} has shape {shape}, the first "
+                              f"{first}.")
     return faults + [f"sample {row} has other times than the first." for row, t in times.items()
-                     if len(t) < file.frames or not np.allclose(t[:file.frames], file.times)]
+                     if len(t) < len(file.times) or not np.allclose(t[:len(file.times)],
+                                                                    file.times)]
 
 
 def _samples(file, rows, frames, unread):
     """Yield (row, u (T, C, *grid)); where a piece fails, sample by sample, so as to name it."""
-    times = range(file.frames)[frames]
+    times = range(file.facts.frames)[frames]
     rows = range(file.samples)[rows]
     try:
         yield from zip(rows, file.read(rows, times), strict=True)
@@ -91,8 +92,8 @@ def _samples(file, rows, frames, unread):
     for row in rows:
         try:
             u = file.read([row], times)[0]
-        except UsageError as error:
-            unread[row] = re.search(r"cannot be read \((.*)\); ", str(error))[1]
+        except UnreadableSamples as error:
+            unread[row] = error.why
         else:
             yield row, u
 
@@ -102,7 +103,7 @@ def _shared(files, prints):
     try:
         sets = [Fields(files)]
     except UsageError:  # they differ; each is a data set by itself
-        sets = [Fields([file]) for file in files if file.frames > TASKS[file.task].first_frame + 1]
+        sets = [Fields([file]) for file in files if file.facts.frames > file.facts.first_frame + 1]
     faults = []
     for fields in sets:
         if fields.samples < 4:

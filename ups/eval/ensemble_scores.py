@@ -43,7 +43,7 @@ def finish_ensembles(run, operator, correctors, tasks):
                 f"perturbed input, {size:g}": (shaken(operator, task, size), members)}
         rows |= {label: (drawn(operator, corrector, calls, run.cfg), members) for label,
                  (corrector, calls) in ({"dressed, no network": dressing} | correctors).items()}
-        leads = [lead for lead in LEADS if lead < task.fields.spec.frames]
+        leads = [lead for lead in LEADS if lead < task.fields.facts.frames]
         scores = {label: summary(judge("test", draw, count, leads), count)
                   for label, (draw, count) in rows.items()}
         results[task.name] = {"leads": leads, "members": members, "scores": scores}
@@ -56,7 +56,7 @@ def finish_ensembles(run, operator, correctors, tasks):
                                         "nrmse_mean, nrmse_sample": DEFINITIONS["nrmse"]},
                                     "split": "test", "tasks": results})
             name = "ensemble.png" if len(tasks) == 1 else f"ensemble_{task.name}.png"
-            picture(run.folder / name, draw_ensemble, task.fields.spec, task.judged[0], *shown,
+            picture(run.folder / name, draw_ensemble, task.fields.facts, 0, *shown,
                     results[task.name])
 
 
@@ -110,7 +110,7 @@ def measure_ensemble(accelerator, task, index, split, draw, members, leads=None,
     and `perturbed` with their models bound.
     """
     tables = functools.partial(_tables, accelerator.device, task, index, draw, members, leads)
-    spec = task.fields.spec
+    spec = task.fields.facts
     size = trajectory_bytes(spec) * (1 + 4 * members / spec.frames)
     return by_trajectory(accelerator, tables, task.fields.split(split)[:limit],
                          int(CHUNK_BYTES // size))
@@ -123,10 +123,10 @@ def _tables(device, task, index, draw, members, leads, chosen):
     last, scores = u.shape[1] - 1, []
     leads = leads and [lead for lead in leads if lead <= last]
     for lead, z in ensemble_of(task, index, draw, members, u, chosen, leads):
-        p, y = task.decode(z)[:, :, task.judged], u[:, lead, task.judged]
+        p, y = task.decode(z), u[:, lead]
         variance, square_error = spread_skill(p if members > 1 else torch.cat([p, p], 1), y)
         energy = torch.stack([spectrum(member[:, None]) for member in p.unbind(1)]).mean(0)
-        surplus, true = spectrum_error(energy, spectrum(y[:, None]), task.fields.spec.grid)
+        surplus, true = spectrum_error(energy, spectrum(y[:, None]), task.fields.facts.grid)
         sample, mean = (nrmse(x[:, None], y[:, None])[:, 0] for x in (p[:, 0], p.mean(1)))
         scores.append({"crps": crps(p, y).mean(1), "nrmse_sample": sample, "nrmse_mean": mean,
                        "variance": variance.mean(1), "square_error": square_error.mean(1),
@@ -137,7 +137,7 @@ def _tables(device, task, index, draw, members, leads, chosen):
 def ensemble_of(task, index, draw, members, u, chosen, leads=None):
     """Start `draw` from the first frames of fields u (B, T, C, *grid)."""
     z0 = task.encode(u[:, 0])
-    dt = torch.full((len(u),), task.fields.spec.dt, device=u.device)
+    dt = torch.full((len(u),), task.fields.facts.dt, device=u.device)
     noise = member_noise(0, chosen, members, 2, *z0.shape[1:]).to(u.device)
     return draw(z0, u.shape[1] - 1, dt, task.cond(chosen).to(u.device), index, noise, leads=leads)
 

@@ -26,7 +26,7 @@ def measure_all(accelerator, task, forecasts, test, members):
     `spectrum` has the leads of `spectrum_leads` alone, and is all that "truth" has. Chunks are the
     same on any number of processes, and so is every bit of a row on a CPU.
     """
-    spec, seconds, results = task.fields.spec, {name: [] for name in forecasts}, {}
+    spec, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
     size = CHUNK_BYTES // int(trajectory_bytes(spec) * (1 + 4 * members / spec.frames))
 
     def tables(chosen):
@@ -41,12 +41,12 @@ def measure_all(accelerator, task, forecasts, test, members):
 def tables_of(s, task, forecasts, seconds):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`."""
     kept, rows = spectrum_leads(s.steps + 1), {}
-    u, conserved = s.u[:, :, task.judged], [task.judged.index(c) for c in task.conserved]
+    u, conserved = s.u, task.conserved
     energies = [metrics.spectrum(u[:, k:k + 1]) for k in range(1, s.steps + 1)]
     rows["truth", "spectrum"] = [energies[k - 1][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():
         for k, p in enumerate(timed(forecast(s), seconds[name], s.u), start=1):
-            scores = score(p[:, :, task.judged], u[:, k], energies[k - 1], u[:, 0], conserved,
+            scores = score(p, u[:, k], energies[k - 1], u[:, 0], conserved,
                            name in PROBES)
             for metric, value in scores.items():
                 if metric != "spectrum" or k in kept:
@@ -98,8 +98,8 @@ def summarise(tables, operator, task, members, seed=0):
     count = len(tables["nrmse"])
     weights = torch.cat([torch.full((1, count), 1 / count, dtype=torch.float64),
                          metrics.resamplings(count, seed=seed)])
-    spec, scores = task.fields.spec, {}
-    channels = [spec.channels[c] for c in task.judged]
+    spec, scores = task.fields.facts, {}
+    channels = [spec.channels[c] for c in range(len(spec.channels))]
 
     def add(name, combine, *parts):
         """Parts (n, T) or (n, T, C) -> means over channels and resampled trajectories."""
@@ -158,7 +158,7 @@ def record(whole, by_lead=None):
 @torch.no_grad()
 def show(task, forecasts, chosen, test, device):
     """Fields (n, T, *grid) of one channel: `truth`, forecasts, and spreads of ensembles."""
-    s, c = start(task, chosen, test, device), task.judged[0]
+    s, c = start(task, chosen, test, device), 0
     fields = {"truth": s.u[:, :, c]}
     for name, forecast in forecasts.items():
         if name not in (*PROBES, *YARDSTICKS):

@@ -30,9 +30,8 @@ MEAN_OF = 256  # training trajectories
 
 def make_forecasts(task, index, operator, correctors, seed=0):
     """Generators by name. `correctors`: {stage: (corrector, members, calls, correct_every)}."""
-    spec, average = task.fields.spec, training_mean(task)
-    free = [axis for axis in range(3 - len(spec.grid), 3)  # along which nothing depends on place
-            if task.spec.periodic and axis not in task.spec.forced]
+    spec, average = task.fields.facts, training_mean(task)
+    free = [axis for axis, name in enumerate(spec.axes, 3 - len(spec.axes)) if name in spec.shifts]
 
     def rolled(step, z, dt, cond, steps, parts=1):
         for _ in range(steps):
@@ -70,7 +69,7 @@ def make_forecasts(task, index, operator, correctors, seed=0):
         "operator": lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps),
     }
     forecasts |= {stage: ensemble(stage) for stage in correctors}
-    if len(task.fields.values) > 1:
+    if any(scale.low < scale.high for scale in spec.scales):
         forecasts["shuffled"] = lambda s: rolled(operator, s.z0, s.dt, s.other, s.steps)
     if free:
         forecasts["shifted"] = shifted
@@ -94,4 +93,4 @@ def start(task, chosen, test, device):
     return SimpleNamespace(
         u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
-        dt=torch.full((len(u),), task.fields.spec.dt, device=device))
+        dt=torch.full((len(u),), task.fields.facts.dt, device=device))

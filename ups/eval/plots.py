@@ -33,7 +33,7 @@ def draw_rollouts(figure, spec, channel, shown, tables):
     truth, fields = (shown[key][:, :, channel].float().cpu().numpy() for key in ("truth", "fields"))
     draw = _draw_1d if len(spec.grid) == 1 else _draw_2d
     _error_curve(draw(figure, spec, truth, fields, shown["operator"].mean(1)), tables)
-    figure.suptitle(f"{spec.task}: {spec.channels[channel]}, rolled out from the first frame "
+    figure.suptitle(f"{spec.name}: {spec.channels[channel]}, rolled out from the first frame "
                     "(t = 0), test split")
 
 
@@ -115,7 +115,7 @@ def draw_ensemble(figure, spec, channel, truth, members, result):
     curves[0].set_yscale("log")
     curves[0].legend(fontsize=8)
     curves[1].axhline(1.0, color="0.5", lw=1, ls="--")
-    figure.suptitle(f"{spec.task}: {spec.channels[channel]} of the first test trajectory, "
+    figure.suptitle(f"{spec.name}: {spec.channels[channel]} of the first test trajectory, "
                     f"{members.shape[1]} members")
 
 
@@ -205,7 +205,7 @@ def draw_steady(figure, spec, truth, members, scores):
     for axis, title in zip(axes[0], ("coefficient a", "solution u", "mean", "one member", "spread",
                                      "|error of the mean|"), strict=True):
         axis.set_title(title)
-    figure.suptitle(f"{spec.task}: {members.shape[1]} members given the coefficient, test split; "
+    figure.suptitle(f"{spec.name}: {members.shape[1]} members given the coefficient, test split; "
                     "solution, mean and member share a scale, spread and error another")
 
 

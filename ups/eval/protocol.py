@@ -6,7 +6,6 @@
 
 from ups.config import UsageError
 from ups.data.fields import Fields
-from ups.data.tasks import TASKS
 
 FOLDERS = {"initial": "evaluation", "pdebench": "evaluation_pdebench"}  # in the run's folder
 GIVEN = 10  # frames that PDEBench gives
@@ -17,11 +16,11 @@ PUBLISHED = {"advection1d": (256, 41), "burgers1d": (256, 41), "diffreact2d": (1
 def begin(fields, protocol):
     """The fields from the first frame that a roll-out sees."""
     file, step = fields.files[0], fields.frames.step
-    if protocol == "initial" or TASKS[fields.spec.task].layout == "steady":
+    if protocol == "initial" or fields.facts.steady:
         return fields
-    if file.frames <= GIVEN * step:
-        raise UsageError(f"--protocol pdebench gives {GIVEN} frames, and {file.path} has "
-                         f"{-(-file.frames // step)} at --stride_t {step}; use --protocol initial, "
+    if (frames := file.facts.frames) <= GIVEN * step:
+        raise UsageError(f"--protocol pdebench gives {GIVEN} frames; {file.path} has "
+                         f"{-(-frames // step)} at --stride_t {step}; use --protocol initial, "
                          "or longer data.")
     return Fields(fields.files, fields.stride_x, step, (GIVEN - 1) * step)
 
@@ -29,7 +28,7 @@ def begin(fields, protocol):
 def in_words(spec, protocol):
     """The protocol in a phrase, and a warning where it is not the published one."""
     size = f"{' x '.join(map(str, spec.grid))} points, steps of {spec.dt:g}"
-    steady = TASKS[spec.task].layout == "steady"
+    steady = spec.steady
     steps = f"{spec.frames - 1} step{'s' * (spec.frames > 2)}"
     if protocol == "initial" or steady:
         text, frames = f"rolled out from one true frame over {steps}; {size}", spec.frames
@@ -37,7 +36,7 @@ def in_words(spec, protocol):
         text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; "
                 f"scored on the {steps} after them; {size}")
         frames = spec.frames + GIVEN - 1
-    published = PUBLISHED.get(spec.task)
+    published = PUBLISHED.get(spec.name)
     if protocol == "initial" or published in (None, (spec.grid[0], frames)):
         return text
     long = "" if steady else f" and {published[1]} frames"

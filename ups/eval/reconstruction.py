@@ -55,7 +55,7 @@ def finish_codec(run, codec, task):
     if not run.accelerator.is_main_process:
         return
     ratio = result["nrmse_patch"] / result["nrmse_grid"]
-    print(f"\n{spec.task}: test nRMSE of decode(encode(u)), {result['compression']:.3g} field "
+    print(f"\n{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} field "
           f"values per latent value\ngrid codec  {result['nrmse_grid']:.2e}\n"
           f"patch codec {result['nrmse_patch']:.2e}   ({ratio:.2f} times)")
     if fields.stride_x > 1:
@@ -63,8 +63,8 @@ def finish_codec(run, codec, task):
         print(f"read at all {fields.stride_x * spec.grid[0]} points per axis: " + ", ".join(
             f"{name} {value:.2e}" for name, value in result["any_point"].items()))
     run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
-                            "tasks": {spec.task: result}})
-    u = fields.read(fields.split("test")[:1])[0, :: max(1, fields.spec.frames // 3)][:3]
+                            "tasks": {spec.name: result}})
+    u = fields.read(fields.split("test")[:1])[0, :: max(1, fields.facts.frames // 3)][:3]
     u = u.to(codec.weight.device)
-    picture(run.folder / "codec.png", draw_codec, fields.spec, u, codec.decode(codec.encode(u)),
+    picture(run.folder / "codec.png", draw_codec, fields.facts, u, codec.decode(codec.encode(u)),
             patch.decode(patch.encode(u)))

@@ -23,7 +23,7 @@ def finish_operator(run, model, tasks):
             run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                     "tasks": results})
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            picture(run.folder / name, draw_rollouts, task.fields.spec, task.judged[0], shown,
+            picture(run.folder / name, draw_rollouts, task.fields.facts, 0, shown,
                     tables)
     if show:
         print(NRMSE + ".")

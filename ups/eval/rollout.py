@@ -43,7 +43,7 @@ def measure(accelerator, model, task, index, split, limit=None):
         return {name: results[name] for name in MEASURED}
 
     return by_trajectory(accelerator, tables, task.fields.split(split)[:limit],
-                         CHUNK_BYTES // trajectory_bytes(task.fields.spec))
+                         CHUNK_BYTES // trajectory_bytes(task.fields.facts))
 
 
 def by_trajectory(accelerator, tables, chosen, size, spread=True, title=None):
@@ -86,13 +86,13 @@ def predict(accelerator, model, task, index, chosen):
     u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)
     batch, frames = u.shape[:2]
     cond = task.cond(chosen).to(device)
-    dt = torch.full((batch,), task.fields.spec.dt, device=device)
+    dt = torch.full((batch,), task.fields.facts.dt, device=device)
     z = task.encode(u)  # (B, T, N, D)
     rolled = task.decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
     steps = [model(z[:, t], dt, cond, index) for t in range(frames - 1)]
     forecasts = {"operator": rolled, "one_step": task.decode(torch.stack(steps, 1)),
                  "persistence": u[:, :1].expand_as(rolled), "codec": task.decode(z[:, 1:])}
-    return {name: nrmse(p[:, :, task.judged], u[:, 1:, task.judged]).cpu()
+    return {name: nrmse(p, u[:, 1:]).cpu()
             for name, p in forecasts.items()} | {
             "drift": drift(rolled, u[:, 0], task.conserved).cpu(),
             "truth": u, "fields": torch.cat([u[:, :1], rolled], 1)}

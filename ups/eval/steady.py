@@ -175,7 +175,7 @@ def measure_operator(accelerator, operator):
     def tables(chosen):
         u = task.fields.read(chosen).to(accelerator.device)
         cond = task.cond(chosen).to(u)
-        dt = torch.full((len(u),), task.fields.spec.dt, device=u.device)
+        dt = torch.full((len(u),), task.fields.facts.dt, device=u.device)
         z1 = model(task.encode(u[:, 0]), dt, cond, index)
         p = task.decode(z1)[:, 1]
         return {"nrmse_operator": nrmse(p[:, None, None], u[:, 1:, 1:]),
@@ -207,7 +207,7 @@ def finish_steady(run, prior, task, operator):
     run.write("test.json", {"definition": DEFINITION, "split": "test",
                             "tasks": {task.name: result}})
     print(table(task, result, cfg))
-    picture(run.folder / "steady.png", draw_steady, task.fields.spec, u[:, 1].cpu(), members.cpu(),
+    picture(run.folder / "steady.png", draw_steady, task.fields.facts, u[:, 1].cpu(), members.cpu(),
             tables["nrmse_members"][picks, 0])
 
 

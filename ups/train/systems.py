@@ -17,8 +17,11 @@ LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    run: str = "runs/burgers1d"  # folder of the run; each stage has a folder in it
-    data: str = "data"           # where the field files are; made there when absent
+    data: tuple[str, ...] = ()   # files or folders with fields; empty: data/, made when absent
+    tasks: tuple[str, ...] = ()  # which data sets of --data, as burgers1d:nu=0.01,0.1; empty: all
+    axes: str = ""               # of an array whose file does not name them: "sample time x y"
+    facts: str = ""              # YAML file with what is true of the data: docs/data.md
+    run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # where the latents are; made there when absent
     micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
     resident: float = 16.0       # GB of latents that may lie on a GPU; more are memory-mapped
@@ -39,6 +42,9 @@ class RunConfig:
         check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
         if self.tf32 not in TF32:
             raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
-        for name in ("run", "data", "cache"):
-            if not getattr(self, name):
-                raise UsageError(f"--{name} must name a folder.")
+        if not self.cache:
+            raise UsageError("--cache must name a folder.")
+        if not self.run:
+            from ups.data.find import names_of
+
+            object.__setattr__(self, "run", f"runs/{'+'.join(names_of(self))}")
