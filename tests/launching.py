@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 def environment():
     """One thread per process (two cores are shared), and the project on the path."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "WANDB_MODE": "offline"}
 
 
 def start(script, *args, processes=2, config="2gpu.yaml", launch=(), env=None):

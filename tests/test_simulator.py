@@ -69,7 +69,7 @@ def test_parameters_and_time_step_reach_the_operator(sim, start):
     one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
     rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
     assert np.array_equal(rows[[0, 2]], one[[0, 2]]) and not np.allclose(rows[1], one[1], atol=1e-7)
-    with pytest.warns(UserWarning, match="nu was 0.01, 0.1 in training") as caught:
+    with pytest.warns(UserWarning, match="nu was 0.01 to 0.1 in training") as caught:
         sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
     assert [warning.filename for warning in caught] == [__file__]  # the caller's line
     step = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.1)
@@ -95,7 +95,7 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
         corrector = load_corrector(tmp_path / "run", stage, sim.operator).model
         noise = member_noise(5, range(3), 4, 2, *z0.shape[1:])
         members = corrected(model, corrector, z0, 3, torch.full((3,), 0.25),
-                            torch.full((3, 1), -1.0), 0, noise, 2, 1, leads)
+                            task.condition(torch.full((3, 1), 0.1)), 0, noise, 2, 1, leads)
         for i, (_, z) in enumerate(members):
             u_hat = task.decode(z)
             assert torch.equal(got[:, :, i], u_hat)
@@ -112,7 +112,7 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
     (dict(u0=np.zeros((3, 32))), r"shape \(3, 32\); burgers1d here takes \(batch, 1, 32\)"),
     (dict(u0=np.zeros((0, 1, 32))), "shape"),
     (dict(u0=np.full((3, 1, 32), np.nan)), "NaN"),
-    (dict(params={}), "params lacks nu; the data had 0.01, 0.1"),
+    (dict(params={}), "params lacks nu; the data had 0.01 to 0.1"),
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(steps=0), "0 steps"),

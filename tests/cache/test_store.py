@@ -1,6 +1,5 @@
 """A cache holds what the codec says, under a key of all that it depends on, by memory map."""
 
-import dataclasses
 import json
 import pickle
 import shutil
@@ -223,5 +222,5 @@ def test_specs_travel_as_plain_values(tmp_path):
     cache = open_cache(build(tmp_path).folder)
     assert cache.manifest["codec"] == {"task": "burgers1d", "grid": [16], "tokens": [1, 1, 4],
                            "channels": ["u"], "width": 3}
-    plain = json.loads(json.dumps(dataclasses.asdict(FormulaFields().spec)))
-    assert cache.manifest["fields"] == plain
+    assert cache.manifest["facts"] == json.loads(json.dumps(FormulaFields().facts.plain()))
+    assert cache.facts == FormulaFields().facts

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from factual import facts
 
 from ups.cache.windows import LatentWindows
 from ups.eval.ensemble import corrected, member_noise, perturbed
@@ -131,6 +132,7 @@ class Memory:
     """A cache in memory: trajectory n, frame t has the value 10 n + t."""
 
     dt, params, weight, shape = 0.5, torch.zeros(4, 0), torch.ones(2), (4, 6, 3, 2)
+    facts, inputs = facts(), ()
     z = [(10 * torch.arange(4)[:, None] + torch.arange(6)).float()[:, :, None, None]
          .expand(4, 6, 3, 2).contiguous()]
 

@@ -118,10 +118,10 @@ def test_the_protocol_begins_at_the_tenth_frame(tmp_path):
     given = begin(fields, "pdebench")
     assert list(given.frames) == [18, 20, 22] and begin(fields, "initial") is fields
     assert torch.equal(given.read([0]), fields.read([0])[:, 9:])
-    assert "scored on the 2 steps after them" in in_words(given.spec, "pdebench")
-    assert "published: 256 points an axis and 41 frames" in in_words(given.spec, "pdebench")
+    assert "scored on the 2 steps after them" in in_words(given.facts, "pdebench")
+    assert "published: 256 points an axis and 41 frames" in in_words(given.facts, "pdebench")
     make("darcy2d", out=tmp_path, samples=20, grid=16)
-    steady = in_words(open_fields("darcy2d", tmp_path).spec, "pdebench")
+    steady = in_words(open_fields("darcy2d", tmp_path).facts, "pdebench")
     assert "over 1 step;" in steady and "(published: 128 points an axis: do not comp" in steady
-    with pytest.raises(UsageError, match="gives 10 frames, and .* has 6 at --stride_t 4"):
+    with pytest.raises(UsageError, match="gives 10 frames; .* has 6 at --stride_t 4"):
         begin(open_fields("burgers1d", tmp_path, stride_t=4), "pdebench")

@@ -18,7 +18,7 @@ from ups.eval.plots import draw_rollouts
     (0.0, 1e-7, None),
 ])
 def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator, codec, bottom):
-    spec = SimpleNamespace(task="burgers1d", grid=grid, domain=[(0.0, 1.0)] * 2, dt=0.1,
+    spec = SimpleNamespace(name="burgers1d", grid=grid, domain=[(0.0, 1.0)] * 2, dt=0.1,
                            channels=("u",))
     fields = torch.rand(3, 5, 1, *grid, generator=torch.Generator().manual_seed(0))
     shown = {"truth": fields, "fields": fields + 0.1, "operator": torch.full((3, 4), operator)}
