@@ -1,0 +1,314 @@
+"""Arrays with named axes, in every file that they come in, by h5py and numpy alone."""
+
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from ups.config import UsageError
+from ups.data import write_fields
+from ups.data.arrays import Unrecognised, open_array
+
+N, T, X, Y = 4, 5, 6, 3
+CENTRES = (np.arange(X) + 0.5) / X * 2
+
+
+def noise(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("f4")
+
+
+def hdf5(path, variables, coordinates=None, **attributes):
+    """Write {name: (axes, values)} with dimension scales, as netCDF-4 does."""
+    with h5py.File(path, "w") as f:
+        for axis, values in (coordinates or {}).items():
+            f[axis] = values
+            f[axis].make_scale(axis)
+        for name, (axes, values) in variables.items():
+            f[name] = values
+            for k, axis in enumerate(axes.split()):
+                if axis not in f:  # no coordinate: big-endian zeros, as netCDF writes them
+                    f.create_dataset(axis, (values.shape[k],), ">f4")
+                    f[axis].make_scale(f"This is a netCDF dimension but not a netCDF variable. {k}")
+                f[name].dims[k].attach_scale(f[axis])
+        f.attrs.update(attributes)
+    return path
+
+
+def test_named_axes_in_any_order(tmp_path):
+    u, v, a = noise(N, T, X, Y), noise(N, T, X, Y, seed=1), noise(X, Y, seed=2)
+    path = hdf5(tmp_path / "mine.nc", {
+        "u": ("y x time batch", u.transpose()),
+        "v": ("batch time x y", v.astype(">f8")), "a": ("x y", a),
+        "nu": ("batch", np.array([0.1, -1, 2, 3])), "lines": ("nv", np.zeros(2)),
+        "edges": ("time nv", np.zeros((T, 2)))},
+        {"time": np.arange(T) * 0.5, "x": CENTRES, "y": np.array([-1.0, 0, 1])},
+        boundary="periodic closed", rho=np.array([2.5]), title="a run", note=np.array([1.0, 2.0]))
+    file = pickle.loads(pickle.dumps(open_array(path)))
+    facts = file.facts
+    assert facts.axes == ("y", "x") and facts.grid == (Y, X)  # as the largest array has them
+    got = file.read([3, 1, 2], range(1, 5, 2), stride=2)
+    want = np.stack([u, v], 2).swapaxes(3, 4)[[3, 1, 2]][:, 1:5:2, :, ::2, ::2]
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(file.read_inputs([0, 1])[:, 0, 0], [a.T, a.T])
+    np.testing.assert_array_equal(file.params, [[2.5, 0.1], [2.5, -1], [2.5, 2], [2.5, 3]])
+    assert facts.params == ("rho", "nu") and facts.boundary == ("periodic", "closed")
+    assert facts.domain == ((-1.5, 1.5), (0.0, 2.0)) and facts.dt == 0.5 and facts.frames == T
+    assert facts.channels == ("u", "v") and facts.inputs == ("a",) and not facts.inputs_vary
+    assert [one.split()[0] for one in file.warnings] == ["edges", "lines", "a"]
+
+
+@pytest.mark.parametrize("dims", ["attribute", "labels"])
+def test_axes_by_attribute_or_label(tmp_path, dims):
+    u = noise(N, T, 2, X).astype("f2")
+    with h5py.File(tmp_path / "mine.h5", "w") as f:
+        f["u"], f["t"], f["x"] = u, np.arange(T + 1) * 0.1, CENTRES.astype("f4")
+        f["nu"] = np.arange(N)  # its one axis can only be that of samples
+        if dims == "attribute":
+            f["u"].attrs["dims"] = "sample time channel x"
+            f["u"].attrs["channels"] = ["h", "hu"]
+        else:
+            for k, axis in enumerate(("sample", "t", "channels", "x")):
+                f["u"].dims[k].label = axis
+            f.attrs["channels"] = "h hu"
+    file = open_array(tmp_path / "mine.h5")
+    np.testing.assert_array_equal(file.read(range(N)), u.astype("f4"))
+    assert file.facts.channels == ("h", "hu") and file.facts.domain == ((0.0, 2.0),)
+    assert file.facts.params == ("nu",) and file.facts.boundary == ("",)
+    assert file.facts.dt == pytest.approx(0.1) and file.warnings == ()
+
+
+def test_holes_and_packed_integers(tmp_path):
+    u = np.arange(N * T * X).reshape(N, T, X).astype("i2")
+    path = hdf5(tmp_path / "mine.nc", {"u": ("sample time x", u)}, {"time": np.arange(T)})
+    with h5py.File(path, "a") as f:
+        f["u"].attrs.update({"_FillValue": np.int16([7]), "scale_factor": 0.5, "add_offset": 10.0})
+    want = np.where(u == 7, np.nan, u * 0.5 + 10)[:, :, None]
+    np.testing.assert_array_equal(open_array(path).read(range(N)), want.astype("f4"))
+
+
+@pytest.mark.parametrize("pack", [np.savez, np.save])
+def test_numpy_files_with_a_yaml_beside_them(tmp_path, pack):
+    u = noise(N, T, X, Y, 2).astype("f8")
+    beside = {"channels": ["p", "q"], "boundary": "periodic closed", "dt": 0.1, "nu": 0.5,
+              "beta": [1, 2, 3, -4], "mirrors": {"x": ["p"], "y": None}, "domain": [[0, 2], [0, 1]]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(beside))
+    path = tmp_path / ("mine.npz" if pack is np.savez else "mine.npy")
+    if pack is np.savez:
+        pack(path, u=np.asfortranarray(u), a=u[:, 0, :, :, 0], x=CENTRES, gamma=2.0, t=np.arange(T),
+             k=np.arange(N), equation="p_t = q")
+    else:
+        pack(path, u)
+    said = {"dt": 1.0} if pack is np.savez else {}  # wins over the YAML
+    file = open_array(path, "sample time x y channel", said)
+    np.testing.assert_array_equal(file.read(range(N)), np.moveaxis(u, 4, 2).astype("f4"))
+    assert file.facts.channels == ("p", "q") and file.facts.mirrors == (("x", ("p",)), ("y", ()))
+    assert file.facts.domain == ((0.0, 2.0), (0.0, 1.0))
+    if pack is np.savez:
+        assert file.facts.params == ("gamma", "beta", "nu", "k") and file.facts.dt == 1.0
+        assert file.facts.equation == "p_t = q" and file.facts.inputs == ("a",)
+        np.testing.assert_array_equal(file.params[:, 1], [1, 2, 3, -4])
+        np.testing.assert_array_equal(file.read_inputs([1])[0, 0, 0], u[1, 0, :, :, 0].astype("f4"))
+    else:
+        assert file.facts.dt == 0.1 and file.facts.params == ("beta", "nu")
+
+
+def test_given_channels_of_one_array(tmp_path):
+    u = noise(N, T, 3, X)
+    np.save(tmp_path / "mine.npy", u)
+    said = {"channels": "c wind heat", "inputs": "wind", "dt": 1}
+    file = open_array(tmp_path / "mine.npy", "sample time channel x", said)
+    assert file.facts.channels == ("c", "heat") and file.facts.inputs == ("wind",)
+    assert file.facts.inputs_vary
+    np.testing.assert_array_equal(file.read(range(N)), u[:, :, [0, 2]])
+    np.testing.assert_array_equal(file.read_inputs(range(N), range(2, 4)), u[:, 2:4, [1]])
+
+
+def test_an_answer_to_its_inputs(tmp_path):
+    a, u = noise(N, X, Y), noise(N, X, Y, seed=1)
+    np.savez(tmp_path / "darcy.npz", a=a, u=u)
+    file = open_array(tmp_path / "darcy.npz", "sample x y", {"steady": True, "inputs": "a"})
+    np.testing.assert_array_equal(file.read(range(N)), np.stack([0 * u, u], 1)[:, :, None])
+    np.testing.assert_array_equal(file.read_inputs(range(N)), a[:, None, None])
+    assert file.facts.frames == 2 and file.facts.channels == ("u",) and file.warnings == ()
+
+
+def test_memory_stays_bounded(tmp_path):
+    """A file of 1 GB that holds nothing; of what it seems to hold, a piece at a time is read."""
+    with h5py.File(tmp_path / "big.h5", "w") as f:
+        f.create_dataset("u", (64, 64, 512, 128), "f4", chunks=(1, 8, 512, 128))
+        f["u"].attrs["dims"] = "sample time x y"
+    file, before, most = open_array(tmp_path / "big.h5"), anonymous(), 0
+    for row in range(0, file.samples, 8):
+        assert not file.read([row], range(0, 64, 4)).any()
+        most = max(most, anonymous() - before)
+    file.read(range(0, 64, 2), range(1), stride=8)
+    assert max(most, anonymous() - before) < 64
+
+
+def anonymous():
+    """Memory of this process that is no mapped file, in MB."""
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+
+
+def test_one_long_trajectory(tmp_path):
+    u = noise(50, X)
+    np.save(tmp_path / "long.npy", u)
+    file = open_array(tmp_path / "long.npy", "time x")
+    np.testing.assert_array_equal(file.read([0], range(7, 50, 3))[0, :, 0], u[7::3])
+    assert file.samples == 1 and "taken as 1" in file.warnings[0] and file.facts.dt == 1
+
+
+def test_a_folder_of_single_trajectories(tmp_path):
+    u, folder = noise(11, T, X), tmp_path / "many"
+    folder.mkdir()
+    for i in range(11):  # 10 comes after 9
+        np.savez(folder / f"run{i}.npz", u=u[i, :T - (i == 3)], nu=i / 10, dt=0.5)
+    file = pickle.loads(pickle.dumps(open_array(folder, "time x", {"boundary": "periodic"})))
+    np.testing.assert_array_equal(file.read([10, 0, 3])[:, :, 0], u[[10, 0, 3], :T - 1])
+    np.testing.assert_array_equal(file.params[:, 0], np.arange(11) / 10)
+    assert file.facts.name == "many" and file.facts.frames == T - 1 and file.facts.dt == 0.5
+    assert file.warnings == (f"10 of 11 trajectories are cut to {T - 1} frames.",)
+    np.savez(folder / "run4.npz", u=noise(T, X + 1), nu=0.4, dt=0.5)
+    with pytest.raises(UsageError, match=r"run4.npz differ in grid \(\(6,\) and \(7,\)\)"):
+        open_array(folder, "time x", {"boundary": "periodic"})
+
+
+def test_folders_of_files_and_of_splits(tmp_path):
+    u = noise(N, T, X)
+    for i, split in enumerate(("train", "train", "valid", "test")):
+        (tmp_path / "mine" / split).mkdir(parents=True, exist_ok=True)
+        write_fields(tmp_path / "mine" / split / f"{i}.h5", u, dt=0.5, params={"nu": i})
+    files = open_array(tmp_path / "mine")
+    assert [file.split for file in files] == ["train", "train", "val", "test"]
+    assert [float(file.params[0, 0]) for file in files] == [0, 1, 2, 3]
+    files = open_array(tmp_path / "mine/train", said={"name": "ours"})
+    assert [(file.split, file.facts.name, file.samples) for file in files] == [("", "ours", N)] * 2
+
+
+def test_zarr(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    u = noise(N, T, X)
+    group = zarr.open_group(tmp_path / "mine.zarr", mode="w")
+    array = group.create_array("u", shape=u.shape, dtype="f4", chunks=(1, T, X),
+                               dimension_names=("sample", "time", "x"))
+    array[...] = u
+    group.attrs.update({"dt": 0.5, "nu": 0.1})
+    file = open_array(tmp_path / "mine.zarr")
+    np.testing.assert_array_equal(file.read([2, 0], stride=2), u[[2, 0], :, None, ::2])
+    assert file.facts.dt == 0.5 and file.facts.params == ("nu",)
+
+
+def test_zarr_is_optional(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
+    (tmp_path / "mine.zarr").mkdir()
+    with pytest.raises(UsageError, match="pip install zarr"):
+        open_array(tmp_path / "mine.zarr")
+
+
+def test_matlab_stores_axes_in_reverse(tmp_path):
+    u = noise(N, T, X)
+    with h5py.File(tmp_path / "mine.mat", "w", userblock_size=512) as f:
+        f["u"], f["dt"] = u.transpose(), [[0.5]]
+        f["u"].attrs["MATLAB_class"] = np.bytes_("single")
+    with pytest.raises(Unrecognised, match="in reverse, so say for example --axes 'x time sample'"):
+        open_array(tmp_path / "mine.mat")
+    file = open_array(tmp_path / "mine.mat", "x time sample")
+    assert file.facts.dt == 0.5 and file.facts.params == ()
+    np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u)
+
+
+def uneven(f):
+    del f["time"]
+    f["time"] = [0.0, 1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("axes, said, change, sentence", [
+    ("", {}, lambda f: f.move("u", "w"), None),
+    ("sample time x y", {}, None, r"has 4 words, but no array has 4 axes; found .*u .*\(4, 5, 6\)"),
+    ("sample x y", {}, None, "no array has an axis `time`"),
+    ("sample time time", {}, None, "name one twice"),
+    ("", {"channels": "w"}, lambda f: f.copy("u", "v"), "there is no channel w; there are"),
+    ("", {"channels": "v w"}, None, "2 names for the 1 of u"),
+    ("", {"inputs": "u"}, None, "found"),
+    ("", {"dt": 3}, None, "said to be 3, but its frames are 1 apart"),
+    ("", {"params": "nu"}, None, "no parameter nu; there are none"),
+    ("", {"nu": [1, 2]}, None, "nu has 2 values for 4 samples"),
+    ("", {"nu": "high"}, None, "neither a fact nor a number"),
+    ("", {"domain": [0, 1, 2, 3]}, None, "domain has 2 pairs of ends"),
+    ("", {"boundary": "open"}, None, "boundary names 'open'"),
+    ("", {}, uneven, "uneven, with steps from 1 to 2")])
+def test_sentences(tmp_path, axes, said, change, sentence):
+    path = hdf5(tmp_path / "mine.nc", {"u": ("sample time x", noise(N, T, X))},
+                {"time": np.arange(T)})
+    if change:
+        with h5py.File(path, "a") as f:
+            change(f)
+    if sentence:
+        with pytest.raises(UsageError, match=sentence):
+            open_array(path, axes, said)
+    else:
+        assert open_array(path, axes, said).facts.channels == ("w",)
+
+
+def test_files_of_another_kind(tmp_path):
+    (tmp_path / "a.h5").write_text("text")
+    np.save(tmp_path / "b.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(tmp_path / "c.npz", u=np.zeros((N, T, X)), z=np.zeros(3, complex))
+    (tmp_path / "folder").mkdir()
+    for name, sentence in (("a.h5", "neither HDF5"), ("b.npy", "cannot be read"),
+                           ("c.npz", r"say --axes 'sample time x', .* u \(4, 5, 6\)"),
+                           ("folder", "no file .h5")):
+        with pytest.raises(Unrecognised, match=sentence):
+            open_array(tmp_path / name)
+    with pytest.raises(UsageError, match="no such file"):
+        open_array(tmp_path / "d.h5")
+    assert open_array(tmp_path / "c.npz", "sample time x").warnings[0] == (
+        "z (3,) is passed over: it holds no real numbers.")
+
+
+@pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf", "zarr"])
+def test_xarray_reads_the_same(tmp_path, engine):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+    u = noise(N, T, X, Y)
+    u[1, 2, 3] = np.nan
+    data = xarray.Dataset(
+        {"u": (("sample", "time", "x", "y"), u), "a": (("y", "x"), noise(Y, X, seed=1)),
+         "k": (("sample", "time", "x", "y"), np.arange(u.size).reshape(u.shape)),
+         "nu": ("sample", np.linspace(-1, 1, N)), "w": (("sample", "time", "x", "y"), u > 0),
+         "v": (("sample", "time", "x", "y", "component"), noise(N, T, X, Y, 2, seed=2))},
+        {"time": np.arange(T) * 0.5, "x": CENTRES}, {"boundary": "periodic closed", "rho": 2.0})
+    data = data.rename(component="channel")
+    packed = {"u": {"_FillValue": 1e20}, "k": {"dtype": "f8", "scale_factor": 0.5}}
+    path = tmp_path / ("mine.zarr" if engine == "zarr" else "mine.nc")
+    if engine == "zarr":
+        data.to_zarr(path, encoding={"k": packed["k"]})
+        theirs = xarray.open_zarr(path)
+    else:
+        data.to_netcdf(path, engine=engine, encoding=packed)
+        theirs = xarray.open_dataset(path, engine=engine)
+    file = open_array(path)
+    assert {*file.facts.channels} == {"u", "k", "w", "v_0", "v_1"} and file.facts.inputs == ("a",)
+    names = [name for name in file.facts.channels if name in "ukw"]
+    want = np.stack([theirs[name].values.astype("f4") for name in names], 2)
+    np.testing.assert_array_equal(file.read(range(N), channels=names), want)
+    np.testing.assert_array_equal(file.read(range(N), channels=["v_0", "v_1"]),
+                                  np.moveaxis(theirs["v"].values, 4, 2))
+    np.testing.assert_array_equal(file.read_inputs([0])[0, 0, 0], theirs["a"].values.T)
+    np.testing.assert_array_equal(file.params, np.stack([np.full(N, 2.0), theirs["nu"]], 1))
+    assert file.facts.domain == ((0.0, 2.0), (0.0, 1.0)) and file.facts.dt == 0.5
+
+
+def test_xarray_reads_what_is_written(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    u = noise(N, T, X, Y)
+    theirs = xarray.open_dataset(write_fields(tmp_path / "mine.h5", u, axes="x y", dt=0.5),
+                                 engine="netcdf4")
+    assert theirs["u"].dims == ("sample", "t", "x", "y")
+    np.testing.assert_array_equal(theirs["u"].values, u)
+    np.testing.assert_array_equal(theirs["t"].values, np.arange(T) * 0.5)

@@ -1,0 +1,143 @@
+"""The Well's files: a Rayleigh-Benard-like set by h5py alone, and those of the package itself."""
+
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.config import UsageError
+from ups.data.arrays import Unrecognised
+from ups.data.well import is_well, open_well
+
+X, Y = 6, 4
+
+
+def write_well(path, samples=3, frames=5, alpha=-1.5, seed=0, name="rayleigh_benard"):
+    """Write a file, periodic in x and with walls in y; return its fields by name."""
+    random = np.random.default_rng(seed)
+
+    def put(group, name, values, sample=True, time=True, dims=(True, True)):
+        f[group][name] = np.asarray(values, "f4")
+        f[group][name].attrs.update(
+            {"sample_varying": sample, "time_varying": time, "dim_varying": list(dims)})
+        out[name] = np.asarray(values, "f4")
+
+    out = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as f:
+        f.attrs.update({"dataset_name": name, "grid_type": "cartesian", "n_spatial_dims": 2,
+                        "n_trajectories": samples, "simulation_parameters": ["alpha", "Rayleigh"],
+                        "alpha": alpha, "Rayleigh": 1e10})
+        for group, names in (("t0_fields", ["buoyancy", "mask"]), ("t1_fields", ["velocity"]),
+                             ("t2_fields", ["D"]), ("scalars", ["alpha", "Rayleigh", "drive"])):
+            f.create_group(group).attrs["field_names"] = names
+        put("t0_fields", "buoyancy", random.normal(size=(samples, frames, X, Y)))
+        put("t0_fields", "mask", random.normal(size=Y), False, False, (False, True))
+        put("t1_fields", "velocity", random.normal(size=(samples, frames, X, Y, 2)))
+        put("t2_fields", "D", random.normal(size=(samples, frames, X, Y, 2, 2)))
+        put("scalars", "alpha", np.full(samples, alpha), time=False)
+        put("scalars", "Rayleigh", 1e10, False, False)
+        put("scalars", "drive", random.normal(size=frames), False)
+        f.create_group("dimensions").attrs["spatial_dims"] = ["x", "y"]
+        f["dimensions/time"] = np.tile(np.arange(frames, dtype="f4") / 4, (samples, 1))
+        f["dimensions/time"].attrs["sample_varying"] = True
+        f["dimensions/x"] = np.arange(X, dtype="f4") / X * 4  # the end point is left out
+        f["dimensions/y"] = (np.arange(Y, dtype="f4") + 0.5) / Y
+        for axis in "xy":
+            f[f"dimensions/{axis}"].attrs["sample_varying"] = False
+        for axis, kind in (("x", "periodic"), ("y", "WALL")):
+            group = f.create_group(f"boundary_conditions/{axis}_{kind}")
+            group.attrs.update({"associated_dims": [axis] if axis == "y" else axis,
+                                "associated_fields": [], "bc_type": kind,
+                                "sample_varying": False, "time_varying": False})
+            group["mask"] = np.eye({"x": X, "y": Y}[axis], dtype=bool)[[0, -1]].any(0)
+    return out
+
+
+def test_a_folder_of_the_well(tmp_path):
+    root = tmp_path / "rayleigh_benard"
+    write_well(root / "data/train/a.hdf5", seed=1)
+    want = write_well(root / "data/train/b.hdf5", samples=2, frames=7, alpha=0.5, seed=2)
+    write_well(root / "data/valid/a.hdf5", seed=3)
+    write_well(root / "data/test/a.hdf5", seed=4)
+    assert is_well(root) and is_well(root / "data") and is_well(root / "data/test/a.hdf5")
+    files = pickle.loads(pickle.dumps(open_well(root)))
+    assert [file.split for file in files] == ["train", "train", "val", "test"]
+    assert [file.facts.frames for file in files] == [5, 7, 5, 5]
+    file, facts = files[1], files[1].facts
+    assert facts.channels == ("buoyancy", "velocity_x", "velocity_y", "D_xx", "D_xy", "D_yx",
+                              "D_yy")
+    assert facts.inputs == ("mask", "drive") and facts.inputs_vary
+    assert facts.vectors == (("velocity_x", "velocity_y"),)
+    assert facts.boundary == ("periodic", "closed") and facts.grid == (X, Y) and facts.dt == 0.25
+    np.testing.assert_allclose(facts.domain, [(-1 / 3, 4 - 1 / 3), (0, 1)], atol=1e-5)
+    assert facts.params == ("alpha", "Rayleigh") and facts.name == "rayleigh_benard"
+    np.testing.assert_array_equal(file.params, [[0.5, 1e10], [0.5, 1e10]])
+    u = np.concatenate([want["buoyancy"][..., None], want["velocity"],
+                        want["D"].reshape(2, 7, X, Y, 4)], -1)
+    u = np.moveaxis(u, -1, 2)
+    np.testing.assert_array_equal(file.read([1, 0]), u[[1, 0]])
+    part = file.read([1], range(1, 7, 2), stride=2)
+    np.testing.assert_array_equal(part, u[1:, 1::2, :, ::2, ::2])
+    given = file.read_inputs([0, 1], range(2, 5))
+    np.testing.assert_array_equal(given[:, :, 0], np.broadcast_to(want["mask"], (2, 3, X, Y)))
+    np.testing.assert_array_equal(given[1, :, 1, 3, 2], want["drive"][2:5])
+    assert open_well(root / "data/test/a.hdf5")[0].split == ""
+
+
+def test_what_is_not_the_well(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["u"] = np.zeros((2, 3, 4))
+    assert not is_well(tmp_path / "a.h5") and not is_well(tmp_path)
+    with pytest.raises(Unrecognised, match="no group dimensions, but u"):
+        open_well(tmp_path / "a.h5")
+    with pytest.raises(Unrecognised, match="no folders train, valid and test"):
+        open_well(tmp_path)
+    write_well(tmp_path / "b.h5")
+    with h5py.File(tmp_path / "b.h5", "a") as f:
+        del f["t1_fields/velocity"]
+        f["t1_fields/velocity"] = np.zeros((3, 5, X, Y))
+        f["t1_fields/velocity"].attrs.update({"sample_varying": True, "time_varying": True})
+    with pytest.raises(UsageError, match="not as The Well writes its files"):
+        open_well(tmp_path / "b.h5")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_package_reads_the_same(tmp_path):
+    datasets = pytest.importorskip("the_well.data.datasets")
+    dummy = pytest.importorskip("the_well.utils.dummy_data")
+    (tmp_path / "dummy").mkdir()
+    dummy.write_dummy_data(tmp_path / "dummy/one.hdf5")
+    write_well(tmp_path / "mine/one.hdf5", frames=10)
+    with h5py.File(tmp_path / "mine/one.hdf5", "a") as f:  # its reader wants axes of one point
+        mask = f["t0_fields/mask"]
+        attributes, values = dict(mask.attrs), mask[:][None]
+        del f["t0_fields/mask"]
+        f["t0_fields/mask"] = values
+        f["t0_fields/mask"].attrs.update(attributes)
+    for name, boundary in (("dummy", ("periodic", "periodic")), ("mine", ("periodic", "closed"))):
+        file, = open_well(tmp_path / name / "one.hdf5")
+        theirs = datasets.WellDataset(path=str(tmp_path / name), n_steps_input=4, n_steps_output=1,
+                                      use_normalization=False, return_grid=True)
+        meta, facts = theirs.metadata, file.facts
+        assert facts.boundary == boundary and facts.grid == tuple(meta.spatial_resolution)
+        assert facts.channels == tuple(sum(meta.field_names.values(), []))
+        constant = sum(meta.constant_field_names.values(), [])
+        assert facts.inputs == (*constant, *meta.scalar_names)
+        assert facts.params == tuple(meta.constant_scalar_names)
+        for i in (0, len(theirs) - 1):
+            row, start = divmod(i, theirs.n_windows_per_trajectory[0])
+            item = theirs[i]
+            u = np.concatenate([item["input_fields"], item["output_fields"]])
+            span = range(start, start + 5)
+            np.testing.assert_array_equal(file.read([row], span)[0], np.moveaxis(u, -1, 1))
+            given = file.read_inputs([row], range(start, start + 4))[0]
+            np.testing.assert_array_equal(
+                given[0, :len(constant)], np.moveaxis(item["constant_fields"].numpy(), -1, 0))
+            np.testing.assert_array_equal(given[:, len(constant):, 0, 0],
+                                          item["input_scalars"].numpy().astype("f4"))
+            np.testing.assert_array_equal(file.params[row].astype("f4"),
+                                          item["constant_scalars"].numpy().astype("f4"))
+            times = np.concatenate([item["input_time_grid"], item["output_time_grid"]])
+            np.testing.assert_allclose(file.times[span] - file.times[start], times, atol=1e-6)

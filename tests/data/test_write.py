@@ -1,0 +1,106 @@
+"""What is written reads back: fields, parameters, inputs and every fact."""
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.config import UsageError
+from ups.data import write_fields
+from ups.data.arrays import open_array
+from ups.data.write import convert
+
+FACTS = {"name": "flow", "equation": "c_t + v . grad c = nu lap c", "dt": 0.25,
+         "boundary": "periodic closed", "domain": ((0.0, 2.0), (-1.0, 1.0)), "vectors": "vx vy",
+         "conserved": "c", "positive": "c", "mirrors": "x: vx; y: vy", "shifts": "x",
+         "linear": True, "solenoidal": True, "first_frame": 2}
+N, T, GRID = 3, 5, (6, 4)
+
+
+def noise(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("f4")
+
+
+def test_every_fact_reads_back(tmp_path):
+    u, a, force = noise(N, T, 3, *GRID), noise(N, *GRID, seed=1), noise(T, *GRID, seed=2)
+    path = write_fields(tmp_path / "mine.h5", u, channels="c vx vy", axes="x y",
+                        params={"nu": [0.1, -0.2, 0.3], "rho": 2.0}, inputs={"a": a, "f": force},
+                        **FACTS)
+    file = open_array(path)
+    np.testing.assert_array_equal(file.read([2, 0]), u[[2, 0]])
+    inputs = file.read_inputs(range(N))
+    np.testing.assert_array_equal(inputs[:, :, 0], np.broadcast_to(a[:, None], (N, T, *GRID)))
+    np.testing.assert_array_equal(inputs[:, :, 1], np.broadcast_to(force, (N, T, *GRID)))
+    np.testing.assert_array_equal(file.params, [[0.1, 2], [-0.2, 2], [0.3, 2]])
+    np.testing.assert_array_equal(file.times, np.arange(T) * 0.25)
+    facts = file.facts.plain()
+    expected = FACTS | {
+        "boundary": ("periodic", "closed"), "channels": ("c", "vx", "vy"), "inputs": ("a", "f"),
+        "inputs_vary": True, "vectors": (("vx", "vy"),), "conserved": ("c",), "positive": ("c",),
+        "mirrors": (("x", ("vx",)), ("y", ("vy",))), "shifts": ("x",), "axes": ("x", "y"),
+        "grid": GRID, "frames": T, "params": ("nu", "rho"), "scales": (), "steady": False}
+    assert facts == expected
+    assert file.warnings == ()
+    again = open_array(convert(path, tmp_path / "again.h5"))
+    assert again.facts == file.facts
+    np.testing.assert_array_equal(again.read(range(N)), u)
+    np.testing.assert_array_equal(again.read_inputs(range(N)), inputs)
+    np.testing.assert_array_equal(again.params, file.params)
+
+
+def test_trajectories_one_after_another(tmp_path):
+    u, a = noise(N, T, 2, *GRID), noise(N, *GRID, seed=1)
+    rows = ({"p": u[i, :, 0], "q": u[i, :, 1], "a": a[i], "nu": i - 1.0} for i in range(N))
+    file = open_array(write_fields(tmp_path / "mine.h5", rows, inputs="a", boundary="closed closed",
+                                   t=np.linspace(3, 4, T)))
+    np.testing.assert_array_equal(file.read(range(N)), u)
+    np.testing.assert_array_equal(file.read_inputs(range(N)), a[:, None, None])
+    np.testing.assert_array_equal(file.params, [[-1], [0], [1]])
+    assert file.facts.dt == 0.25 and file.facts.inputs_vary is False and file.samples == N
+    plain = open_array(write_fields(tmp_path / "plain.h5", iter(u[:, :, 0, :, 0]), x=np.arange(6)))
+    np.testing.assert_array_equal(plain.read(range(N)), u[:, :, :1, :, 0])
+    assert plain.facts.domain == ((-0.5, 5.5),) and plain.facts.channels == ("u",)
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"axes": None}, "channel axis or none"),
+    ({"axes": "x y z"}, "3 axes of space"),
+    ({"conserved": "energy"}, "conserved names 'energy'"),
+    ({"boundary": "periodic"}, "boundary 'periodic'"),
+    ({"boundry": "x"}, "neither a fact nor a number; the nearest fact is boundary"),
+    ({"params": {"nu": [1, 2]}}, "nu has shape (2,) for 3 samples"),
+    ({"params": {"u": 1.0, "x": [1, 2, 3]}}, "names two things"),
+    ({"t": [0, 1, 2, 4, 8]}, "uneven, with steps from 1 to 4"),
+    ({"dt": -1}, "dt = -1 is not understood"),
+    ({"inputs": {"a": noise(4, 6)}}, "input a has shape (4, 6)")])
+def test_what_cannot_be_written(tmp_path, change, said):
+    with pytest.raises(UsageError) as error:
+        write_fields(tmp_path / "mine.h5", noise(N, T, *GRID), **{"axes": "x y"} | change)
+    assert said in str(error.value) and "partial" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_whole_or_absent(tmp_path):
+    path = write_fields(tmp_path / "mine.h5", noise(N, T, 8))
+
+    def broken():
+        yield noise(T, 8)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_fields(path, broken())
+    with pytest.raises(UsageError, match="trajectory 1 has shape"):
+        write_fields(path, iter([noise(T, 8), noise(T, 6)]))
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.h5"] and open_array(path).samples == N
+
+
+def test_a_compressed_npz_is_unpacked(tmp_path):
+    u = noise(N, T, 8).astype("f8")
+    np.savez_compressed(tmp_path / "mine.npz", u=u, nu=0.1)
+    (tmp_path / "mine.yaml").write_text("dt: 0.5\n")
+    with pytest.raises(UsageError, match="convert"):
+        open_array(tmp_path / "mine.npz", "sample time x")
+    file = open_array(convert(tmp_path / "mine.npz", tmp_path / "mine.h5", "sample time x"))
+    np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u.astype("f4"))
+    assert (file.facts.name, file.facts.dt, file.facts.params) == ("mine", 0.5, ("nu",))
+    with h5py.File(file.path) as f:
+        assert f["u"].dims[1][0].name == "/t" and f["t"].is_scale
