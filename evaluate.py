@@ -30,7 +30,7 @@ from ups.eval.protocol import FOLDERS, begin, in_words
 from ups.files import read_json
 from ups.latents import open_tasks
 from ups.stages import inherit, load_corrector, load_operator
-from ups.train.policy import make_accelerator, on_main
+from ups.train.ranks import make_accelerator, on_main
 
 
 @dataclasses.dataclass(frozen=True)

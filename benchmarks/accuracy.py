@@ -52,7 +52,7 @@ from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE
 from ups.files import lock, read_json, write_json
-from ups.train.policy import PR_SET_PDEATHSIG
+from ups.train.ranks import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).resolve().parent.parent
 

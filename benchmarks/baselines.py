@@ -25,7 +25,7 @@ from ups.models.precision import TF32, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.muon import Muon
-from ups.train.policy import now
+from ups.train.ranks import now
 from ups.train.step import Captured, eager
 
 

@@ -33,7 +33,7 @@ from ups.data.facts import Facts
 from ups.data.find import open_fields
 from ups.data.make import make
 from ups.models.codec import CodecSpec, fit_patch
-from ups.train.policy import make_accelerator
+from ups.train.ranks import make_accelerator
 
 FRAMES, TOKENS, WIDTH, LENGTH, BATCH = 41, 64, 32, 8, 64
 

@@ -18,7 +18,7 @@ from ups.eval.metrics import DEFINITIONS, ratio
 from ups.latents import open_tasks
 from ups.models.diffusion import heun
 from ups.stages import load_corrector, load_operator
-from ups.train.policy import make_accelerator, now
+from ups.train.ranks import make_accelerator, now
 from ups.train.step import Captured
 
 CALLS = (2, 4, 8, 16, 32)

@@ -26,7 +26,7 @@ import torch
 import train_operator
 from ups.config import UsageError, command, parse
 from ups.eval.metrics import NRMSE
-from ups.train.policy import PR_SET_PDEATHSIG
+from ups.train.ranks import PR_SET_PDEATHSIG
 
 LINE = ("--stride_x 4 --stride_t 5 --batch_size 64 --steps 40000 --lr 2e-3 --rms 0.1 --fade 1e-3 "
         "--tf32 backward --model.dim 128 --model.depth 8 --model.modes 0 --whiten 1")

@@ -33,7 +33,7 @@ from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.simulator import Simulator, finished
 from ups.stages import load_corrector
-from ups.train.policy import now
+from ups.train.ranks import now
 from ups.train.step import Captured
 
 

@@ -28,7 +28,7 @@ from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
 from ups.models.precision import products
 from ups.stages import load_operator
-from ups.train.policy import now
+from ups.train.ranks import now
 from ups.train.run import Run
 from ups.train.step import Backward
 

@@ -11,7 +11,7 @@ import fcntl
 from pathlib import Path
 
 from train_operator import unroll_at
-from ups.train.policy import now
+from ups.train.ranks import now
 
 CHUNK = 20    # steps that are timed in one go
 TIMED = 19    # times that this is done, so that each unroll up to 6 comes; the least counts

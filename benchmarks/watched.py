@@ -11,7 +11,7 @@ from benchmarks.baselines import MOMENTS, VAL, WARMUP
 from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within
 from ups.config import each, parse
 from ups.eval.rollout import measure
-from ups.train.policy import now
+from ups.train.ranks import now
 from ups.train.step import Backward
 
 GIVEN = {  # fields of train_operator.Config that the benchmark sets

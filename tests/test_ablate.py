@@ -11,7 +11,7 @@ from launching import ROOT
 import ups.ablate
 from ups.ablate import main, result
 from ups.config import UsageError
-from ups.train.folder import take_lock
+from ups.files import lock_folder
 
 SCRIPT = str(Path(__file__).parent / "ablated.py")
 
@@ -99,7 +99,7 @@ def test_runs_that_there_are_make_one_table(tmp_path, ablate, capsys):
 
 
 def test_two_ablations_in_one_folder_at_once_are_refused(tmp_path, ablate):
-    with take_lock(tmp_path / "out"), pytest.raises(UsageError, match="one another --out"):
+    with lock_folder(tmp_path / "out"), pytest.raises(UsageError, match="one another --out"):
         ablate("--grid", "lr=0.1", "--steps", "2")
     assert not starts(tmp_path)
 

@@ -23,8 +23,7 @@ import sys
 from pathlib import Path
 
 from ups.config import Parser, UsageError, command, flat, parse
-from ups.files import read_json, write_text
-from ups.train.folder import take_lock
+from ups.files import lock_folder, read_json, write_text
 from ups.train.run import RunConfig
 from ups.train.tracking import Metrics
 
@@ -186,7 +185,7 @@ def main(argv=None):
     if not args.script:
         raise UsageError("name a script and its --grid, or give --compare and some runs.")
     cells, out = plan(args, extra), Path(args.out)
-    with take_lock(out, "--out"):
+    with lock_folder(out, "--out"):
         try:
             for place, cell in enumerate(cells, 1):
                 if result(cell.run)["status"] != "done":

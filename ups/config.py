@@ -22,35 +22,43 @@ import typing
 from pathlib import Path
 
 import yaml
-from safetensors import SafetensorError
 
 DISK = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES  # full, or not ours to write
 
 
-class UsageError(Exception):
-    """Wrong use: one sentence, cause and cure; shown without a traceback, exit code 2."""
+class RunError(Exception):
+    """An end that is no bug: one sentence, cause and cure, without a traceback; exit code 1."""
+
+    code = 1
+    told = False  # whether another process says it
+
+
+class UsageError(RunError):
+    """Wrong use, found by every process alike; exit code 2."""
+
+    code = 2
 
 
 def command(main):
-    """Run `main()` as a command: wrong use is one sentence, printed once, and exit code 2."""
+    """Run `main()` as a command: an end that is no bug is one sentence, printed once."""
+    first = os.environ.get("RANK", "0") == "0"
     try:
         code = main()
     except SystemExit as end:  # a stopped run, a dry run, --help
         code = end.code
-    except (UsageError, FloatingPointError) as error:  # or a loss that is no number, on every rank
-        if os.environ.get("RANK", "0") == "0":
+    except (RunError, FloatingPointError) as error:  # a loss that is no number is so on every rank
+        code = getattr(error, "code", 1)
+        own = type(error) is RunError
+        if not getattr(error, "told", False) and (first or own):
             print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    except (OSError, SafetensorError) as error:
-        sentence = str(error).endswith(".")
-        if not (sentence or getattr(error, "errno", 0) in DISK or "(os error" in str(error)):
+    except OSError as error:
+        if error.errno not in DISK:
             raise
-        cure = "" if sentence else "; make room there, or write to another folder."
-        print(f"error: {error}{cure}", file=sys.stderr)
-        sys.exit(1)
+        print(f"error: {error}; make room there, or write to another folder.", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on.", file=sys.stderr)
-        sys.exit(130)
+        code = 130
     gc.collect()  # process groups join their threads, one of which could else abort the exit
     sys.exit(code)
 

@@ -11,14 +11,30 @@ from pathlib import Path
 from ups.config import UsageError
 
 
-def lock(path):
+def lock(path, flag):
     """Hold a file until it is closed or its process ends, however it ends; None: another has it."""
-    file = open(path, "a")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a")
+    except OSError as error:
+        raise UsageError(f"{path.parent} cannot be written ({error.strerror}); give another "
+                         f"{flag}.") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
     except BlockingIOError:
         file.close()
+        return None
+    os.register_at_fork(after_in_child=file.close)  # a loader's worker may outlive us
+    return file
+
+
+def lock_folder(folder, flag):
+    """Hold a folder that one launch at a time may use."""
+    held = lock(folder / ".lock", flag)
+    if held is None:
+        raise UsageError(f"{folder} is in use by another launch; wait for it, stop it, or give "
+                         f"this one another {flag}.")
+    return held
 
 
 def write_bytes(path, data):

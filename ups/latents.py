@@ -26,7 +26,7 @@ from ups.data.symmetry import moved, symmetries
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
-from ups.train.policy import on_main
+from ups.train.ranks import on_main
 
 
 @dataclasses.dataclass

@@ -7,9 +7,9 @@ import pytest
 from cache_standins import FormulaFields, MatrixCodec, OneRank
 
 from ups.cache.__main__ import main
-from ups.cache.agree import try_lock
 from ups.cache.store import build_cache
 from ups.config import UsageError
+from ups.files import lock
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def test_gc_removes_only_what_no_codec_can_read(caches, capsys):
     assert caches[1].name in shown and half.name in shown and "--yes" in shown
     assert caches[0].name not in shown
     assert caches[1].exists() and half.exists()
-    lock = try_lock(half.with_name(half.name + ".lock"))  # as a launch that builds it
+    held = lock(half.with_name(half.name + ".lock"), "--cache")  # as a launch that builds it
     main(["gc", "--yes"])
     assert "is being built, left alone" in capsys.readouterr().out
     assert caches[0].exists() and not caches[1].exists() and half.exists()
-    lock.close()
+    held.close()
     main(["gc", "--yes"])
     assert not half.exists() and caches[0].exists()
 

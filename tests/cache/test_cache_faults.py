@@ -19,9 +19,9 @@ from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
 from launching import environment
 
 from ups.cache import store
-from ups.cache.agree import try_lock
 from ups.cache.store import build_cache, open_cache
 from ups.config import UsageError
+from ups.files import lock
 
 FORK = multiprocessing.get_context("fork")
 
@@ -89,20 +89,20 @@ def test_the_lock_goes_with_its_process(tmp_path):
     path, held = tmp_path / "x.lock", FORK.Event()
 
     def hold():
-        lock = try_lock(path)
+        own = lock(path, "--cache")
         held.set()
         time.sleep(60)
-        lock.close()
+        own.close()
 
     process = FORK.Process(target=hold)
     process.start()
     held.wait()
-    assert try_lock(path) is None
+    assert lock(path, "--cache") is None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    lock = try_lock(path)
-    assert lock is not None
-    lock.close()
+    own = lock(path, "--cache")
+    assert own is not None
+    own.close()
 
 
 @pytest.mark.parametrize("room, name", [(500, "shard-00000.safetensors"), (4500, "manifest.json")])
@@ -151,8 +151,8 @@ print(json.dumps([fields.reads, verify(cache.folder), list(batch["z"].shape)]))
 
 def test_a_file_in_the_place_of_the_cache_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="the cache .*file cannot be written .*another --cache"):
-        try_lock(tmp_path / "file" / "key.lock")
+    with pytest.raises(UsageError, match="file cannot be written .*another --cache"):
+        lock(tmp_path / "file" / "key.lock", "--cache")
 
 
 def test_a_read_only_cache_works():

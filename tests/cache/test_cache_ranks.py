@@ -71,4 +71,4 @@ def test_a_disk_full_for_one_rank_is_the_same_sentence_on_both(ranks):
 
 def test_a_fault_of_one_rank_ends_both(ranks):
     assert [one["broken"] for one in ranks[1]] == [
-        "RuntimeError: ZeroDivisionError: no such number", "ZeroDivisionError: no such number"]
+        "PeerFailed: no such number", "ZeroDivisionError: no such number"]

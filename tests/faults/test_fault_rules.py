@@ -11,7 +11,7 @@ COLLECTIVES = {
     "all_reduce", "broadcast", "broadcast_object_list", "monitored_barrier", "barrier", "reduce",
     "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object",
     "gather_for_metrics", "scatter", "reduce_scatter", "wait_for_everyone", "full_tensor",
-    "save_state", "on_main", "agree", "everyone", "take_lock", "gather_state", "whole"}
+    "save_state", "on_main", "together", "everyone", "take_lock", "gather_state", "whole"}
 
 
 def called(node):

@@ -9,13 +9,13 @@ from unittest import mock
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from ups.train import policy
+from ups.train import ranks
 
 
 def strategy(name, precision="no"):
     """In this context a `Run` uses "ddp" or "fsdp"; a process alone ("one") stays alone."""
     AcceleratorState._reset_state()  # it remembers the precision of the first Accelerator
-    real = policy.MixedAccelerator
+    real = ranks.MixedAccelerator
 
     def make(**options):
         accelerator = real(mixed_precision=precision, **options)
@@ -28,4 +28,4 @@ def strategy(name, precision="no"):
             accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin() if sharded else None
         return accelerator
 
-    return mock.patch.object(policy, "MixedAccelerator", make)
+    return mock.patch.object(ranks, "MixedAccelerator", make)

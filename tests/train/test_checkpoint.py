@@ -8,7 +8,7 @@ import torch
 import toy
 from accelerate import Accelerator
 
-from ups.config import UsageError
+from ups.config import RunError, UsageError
 from ups.train.checkpoint import (
     checkpoints,
     damage,
@@ -105,12 +105,13 @@ def test_an_end_after_the_last_step_is_recorded_and_can_be_repeated(tmp_path, mo
         with pytest.raises(KeyboardInterrupt):
             toy.main(["--run", str(tmp_path)])
         assert json.loads(end.read_text())["status"] == "stopped"
-        patch.setattr("ups.train.run.export_model", full)
-        with pytest.raises(OSError, match="make room and run the same command again"):
+    with monkeypatch.context() as patch:
+        patch.setattr("ups.train.checkpoint.save_file", full)
+        with pytest.raises(RunError, match="make room and run the same command again"):
             toy.main(["--run", str(tmp_path)])
         assert json.loads(end.read_text())["status"] == "failed"
         patch.setattr("ups.train.run.write_json", full)  # exit.json does not fit either
-        with pytest.raises(OSError, match="make room and run the same command again"):
+        with pytest.raises(RunError, match="make room and run the same command again"):
             toy.main(["--run", str(tmp_path)])
     toy.main(["--run", str(tmp_path)])
     assert json.loads(end.read_text())["status"] == "done"

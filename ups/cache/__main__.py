@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from ups.cache.agree import try_lock
 from ups.cache.store import open_cache, remove, verify
 from ups.config import UsageError, command, parse
+from ups.files import lock
 
 # What `gc` takes for a cache, and all that it may hold, whole or half written.
 CACHE = re.compile(r"\w+-\w+-[0-9a-f]{16}")
@@ -60,7 +60,7 @@ def ls(cfg, folders):
 def build(cfg, folders):
     """Make data, codec and cache where they are missing; under `accelerate launch` by all ranks."""
     from ups.latents import check_codec, open_tasks
-    from ups.train.policy import make_accelerator
+    from ups.train.ranks import make_accelerator
 
     check_codec(cfg)
     accelerator = make_accelerator()
@@ -94,8 +94,8 @@ def gc(cfg, folders):
             continue
         if _belongs(folder, owners):
             continue
-        lock = try_lock(folder.with_name(folder.name + ".lock"))  # stays: another may wait for it
-        if lock is None:
+        held = lock(folder.with_name(folder.name + ".lock"), "--cache")  # another may wait for it
+        if held is None:
             print(f"{folder.name}: is being built, left alone")
             continue
         size = _size(folder)
@@ -103,7 +103,7 @@ def gc(cfg, folders):
         print(f"{folder.name}  {size / 1e6:.1f} MB  {_describe(folder, owners)}")
         if cfg.yes:
             remove(folder)
-        lock.close()
+        held.close()
     print(f"{freed / 1e6:.1f} MB", "removed" if cfg.yes or not freed else "to remove: add --yes")
 
 

@@ -23,11 +23,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ups.cache.agree import agree, everyone, take_lock
 from ups.cache.encode import encode
 from ups.config import UsageError
 from ups.data.facts import from_plain
 from ups.files import sha256, write_bytes
+from ups.train.ranks import everyone, take_lock, together
 
 VERSION = 1
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -78,14 +78,14 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
         return any(everyone(accelerator, there))
 
     if rebuild or not complete():  # a complete cache may be read-only
-        lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"))
+        lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"), "--cache")
         try:
             if rebuild or not complete():  # another launch may have built it
                 _build(accelerator, codec, fields, indices, folder, identity)
         finally:
             if lock:
                 lock.close()
-    return agree(accelerator, open_cache, folder, key)
+    return together(accelerator, open_cache, folder, key)
 
 
 def _build(accelerator, codec, fields, indices, folder, identity):
@@ -135,9 +135,9 @@ def _build(accelerator, codec, fields, indices, folder, identity):
             }
             _write(folder / "manifest.json", _json(body | {"checksum": _sha256(_json(body))}))
 
-    agree(accelerator, clear)
-    parts = everyone(accelerator, agree(accelerator, write))
-    agree(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
+    together(accelerator, clear)
+    parts = everyone(accelerator, together(accelerator, write))
+    together(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
 
 
 def open_cache(folder, key=None):

@@ -9,7 +9,7 @@ import torch
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, YARDSTICKS, start
 from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
-from ups.train.policy import now
+from ups.train.ranks import now
 
 CHUNK = 16  # trajectories at a time, at most
 FIELD = {"nrmse": metrics.channel_nrmse, "rmse": metrics.rmse, "vrmse": metrics.vrmse,

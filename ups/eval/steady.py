@@ -17,7 +17,7 @@ from ups.eval.metrics import DEFINITIONS, crps, mae, nrmse, ratio, spread_skill
 from ups.eval.plots import draw_steady, picture
 from ups.eval.rollout import by_trajectory
 from ups.models.steady import orientations, size_of, turned, turned_back
-from ups.train.policy import now
+from ups.train.ranks import now
 from ups.train.step import eager
 
 ROWS = 1024       # members that are drawn at a time

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ups.config import UsageError
+from ups.config import RunError, UsageError
 from ups.files import sha256, written
 
 FILES = ("state.safetensors", "state.json")
@@ -132,9 +132,13 @@ def export_model(folder, tensors, config):
     """Write `model.safetensors` and `config.json`; replaces an earlier export as a whole."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     config = config | {"fingerprint": fingerprint(tensors, config)}
-    with written(Path(folder)) as partial:
-        save_file(tensors, partial / "model.safetensors")
-        (partial / "config.json").write_text(json.dumps(config, indent=1))
+    try:
+        with written(Path(folder)) as partial:
+            save_file(tensors, partial / "model.safetensors")
+            (partial / "config.json").write_text(json.dumps(config, indent=1))
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{folder} cannot be written ({error}); make room and run the same command "
+                       "again.") from None
 
 
 def load_model(folder):

@@ -1,26 +1,10 @@
 """The folder of a stage belongs to one launch at a time, and to the configuration it began with."""
 
 import contextlib
-import os
 
 from ups.config import UsageError
-from ups.files import lock, read_json, write_json
+from ups.files import read_json, write_json
 from ups.train.checkpoint import checkpoints
-
-
-def take_lock(folder, flag="--run"):
-    """Hold the folder until the file is closed or the process ends, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = lock(folder / ".lock")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be a run's folder ({error.strerror}); give another "
-                         f"{flag}.") from None
-    if held is None:
-        raise UsageError(f"{folder} is in use by another launch; wait for it, stop it, or give "
-                         f"this one another {flag}.")
-    os.register_at_fork(after_in_child=held.close)  # a loader's worker may outlive us
-    return held
 
 
 def leave_folder(folder):

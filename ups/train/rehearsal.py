@@ -18,7 +18,7 @@ import torch
 
 from ups.config import UsageError
 from ups.train.checkpoint import checkpoints, damage, gather_state, read_checkpoint, restore_state
-from ups.train.policy import PeerFailed, Stopped, now, on_main
+from ups.train.ranks import PeerFailed, Stopped, now, on_main
 from ups.train.step import is_out_of_memory
 
 STEPS = 8  # of a rehearsal at least; the first ones compile and warm up

@@ -23,8 +23,8 @@ from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from ups.config import UsageError, flat
-from ups.files import write_json
+from ups.config import RunError, UsageError, flat
+from ups.files import lock_folder, write_json
 from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
@@ -37,8 +37,8 @@ from ups.train.checkpoint import (
     whole,
     write_checkpoint,
 )
-from ups.train.folder import begin_folder, leave_folder, take_folder, take_lock
-from ups.train.policy import Agreement, PeerFailed, Stopped, make_accelerator, on_main
+from ups.train.folder import begin_folder, leave_folder, take_folder
+from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on_main
 from ups.train.step import is_out_of_memory
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
@@ -55,7 +55,7 @@ class Run:
         self.marks = []              # times before each step of a rehearsal
         self.last_saved = self.lock = self.wandb = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
-        self.accelerator = make_accelerator(cfg.debug)
+        self.accelerator = make_accelerator()
         self._check_batch_size()
         torch.manual_seed(cfg.seed)  # the same weights on every rank
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
@@ -65,7 +65,7 @@ class Run:
         self.finished = self.previous.get("status") == "done"
 
     def _take_folder(self):
-        self.lock = take_lock(self.folder)
+        self.lock = lock_folder(self.folder, "--run")
         if self.cfg.dry_run:
             rehearsal.clear(self.folder)
         try:
@@ -150,8 +150,8 @@ class Run:
                 self.bar.update()
                 trace()
                 if self.stopping and self.last_saved != self.step:
-                    raise OSError(f"stopped by a signal at step {self.step}, but its checkpoint "
-                                  f"could not be written; the last one is {self.last_saved}.")
+                    raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint "
+                                   f"could not be written; the last one is {self.last_saved}.")
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
         if self.cfg.dry_run:
@@ -221,11 +221,7 @@ class Run:
         model = self.accelerator.unwrap_model(model)
         tensors = whole(self.accelerator, model.state_dict())
         config = {"stage": self.stage, **config, "lineage": self.lineage}
-        try:
-            on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"{self.folder / 'model'} cannot be written ({error}); make room and run "
-                          "the same command again.") from None
+        on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
 
     def write(self, name, value):
         """Put a JSON file into the stage's folder (main process)."""

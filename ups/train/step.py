@@ -22,7 +22,7 @@ import torch.distributed as dist
 from accelerate.utils import DistributedType
 
 from ups.models.precision import TF32, products
-from ups.train.policy import PeerFailed
+from ups.train.ranks import PeerFailed
 
 OUT_OF_MEMORY = (
     "out of memory",

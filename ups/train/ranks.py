@@ -1,7 +1,8 @@
-"""One policy for all stages: the Accelerator, and decisions that every rank takes alike.
+"""What processes agree on: an outcome, a value, a lock, the flags of a step, one Accelerator.
 
-Batches are global, reductions are float32, nothing communicates behind the script's back, and
-where one rank does something for all (`on_main`), all of them get its result or its failure.
+A rank that raises while the others wait in a collective leaves them hanging. Here every rank
+catches locally, leaves the `except` block, and tells the others in a collective that all reach.
+The scripts, `latents.py` and the cache import this module; it imports no data and no model.
 """
 
 import ctypes
@@ -17,53 +18,65 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     InitProcessGroupKwargs,
-    broadcast_object_list,
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from ups.config import UsageError
+from ups.config import RunError, UsageError
+from ups.files import lock
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
-class MixedAccelerator(Accelerator):
-    """Give FSDP2 the autocast that Accelerate gives DDP alone.
-
-    FSDP2 can cast a module's inputs instead, but then z0 in  z0 + update  is rounded to bf16 too.
-    """
-
-    def prepare(self, *args, **options):
-        if self.is_fsdp2 and self.mixed_precision == "bf16":
-            for model in args:
-                if isinstance(model, torch.nn.Module):
-                    cast = torch.autocast(self.device.type, torch.bfloat16)
-                    model.forward = cast(model.forward)
-        return super().prepare(*args, **options)
-
-
-class PeerFailed(RuntimeError):
+class PeerFailed(RunError):
     """Another rank failed; its own message says why."""
 
+    told = True
 
-class Stopped(Exception):
+
+class Stopped(RunError):
     """A signal asked the run to stop."""
 
 
-def on_main(accelerator, function, *args):
-    """Call `function` on the main process; every rank gets its result, or its failure."""
-    result = error = None
-    if accelerator.is_main_process:
-        try:
-            result = function(*args)
-        except Exception as caught:
-            error = caught
-    box = [result, error is not None, isinstance(error, UsageError), str(error)]
-    result, failed, usage, text = broadcast_object_list(box)
+def everyone(accelerator, value):
+    """The value of every rank, in their order."""
+    values = [value] * accelerator.num_processes
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def together(accelerator, work, *args):
+    """Return `work(*args)`; where it fails on one rank, every rank raises."""
+    result = error = fault = None
+    try:
+        result = work(*args)
+    except Exception as caught:
+        error, fault = caught, (UsageError if isinstance(caught, UsageError) else PeerFailed,
+                                str(caught))
+    faults = everyone(accelerator, fault)
     if error is not None:
-        raise error
-    if failed:
-        raise (UsageError if usage else PeerFailed)(text)
+        raise error  # where it happened: with its traceback
+    for kind, text in filter(None, faults):
+        raise kind(text)
     return result
+
+
+def on_main(accelerator, work, *args):
+    """Call `work` on the main process; every rank gets its result, or its failure."""
+    def mine():
+        return work(*args) if accelerator.is_main_process else None
+
+    return everyone(accelerator, together(accelerator, mine))[0]
+
+
+def take_lock(accelerator, path, flag):
+    """Wait until the main process holds a lock; the collectives are short, so none times out."""
+    while True:
+        held = together(accelerator, lambda: lock(path, flag) if accelerator.is_main_process
+                        else None)
+        if any(everyone(accelerator, held is not None)):
+            return held
+        time.sleep(0.5)
 
 
 class Agreement:
@@ -83,17 +96,32 @@ class Agreement:
             dist.monitored_barrier(self.group, self.patience, wait_all_ranks=True)
         except RuntimeError as error:  # of a process that stands still, or has died
             why = " ".join(str(error).split("\n")[0].split())
-            raise TimeoutError(f"{why}; run the same command again.") from error
+            raise RunError(f"{why}; run the same command again.") from error
         tensor = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
 
 
-def make_accelerator(debug=False):
-    """An Accelerator with the policy of all stages; refuses what cannot train well."""
-    if debug:
-        os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
-        dist.set_debug_level_from_env()  # torch read it at import; DETAIL crashes DDP over gloo
+class MixedAccelerator(Accelerator):
+    """Give FSDP2 the autocast that Accelerate gives DDP alone.
+
+    FSDP2 can cast a module's inputs instead, but then z0 in  z0 + update  is rounded to bf16 too.
+    """
+
+    def prepare(self, *args, **options):
+        if self.is_fsdp2 and self.mixed_precision == "bf16":
+            for model in args:
+                if isinstance(model, torch.nn.Module):
+                    cast = torch.autocast(self.device.type, torch.bfloat16)
+                    model.forward = cast(model.forward)
+        return super().prepare(*args, **options)
+
+
+def make_accelerator():
+    """An Accelerator with the policy of all stages; refuses what cannot train well.
+
+    Batches are global, reductions float32, and nothing communicates behind the script's back.
+    """
     if os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}:
         # started by accelerate or torchrun: do not outlive it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
