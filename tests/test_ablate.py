@@ -99,7 +99,8 @@ def test_runs_that_there_are_make_one_table(tmp_path, ablate, capsys):
 
 
 def test_two_ablations_in_one_folder_at_once_are_refused(tmp_path, ablate):
-    with lock_folder(tmp_path / "out"), pytest.raises(UsageError, match="one another --out"):
+    held = lock_folder(tmp_path / "out", "--out")
+    with held, pytest.raises(UsageError, match="one another --out"):
         ablate("--grid", "lr=0.1", "--steps", "2")
     assert not starts(tmp_path)
 

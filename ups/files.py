@@ -11,7 +11,7 @@ from pathlib import Path
 from ups.config import UsageError
 
 
-def lock(path, flag):
+def lock(path, flag="--data"):
     """Hold a file until it is closed or its process ends, however it ends; None: another has it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`--dry_run` and `--debug`: look before an expensive run, and look into one that fails.
+"""`--dry_run`: look before an expensive run.
 
 A rehearsal takes the last steps of the run (the longest unroll), with an evaluation and a
 checkpoint at the end, in a folder of its own, and says what the run will need. What it leaves are
@@ -6,7 +6,6 @@ data, codec and cache. Exit codes as of a run, and one sentence that says what t
 """
 
 import contextlib
-import faulthandler
 import itertools
 import json
 import resource
@@ -161,22 +160,3 @@ def end(run, error):
         run.accelerator.end_training()
     usage, stopped = isinstance(error, UsageError), isinstance(error, Stopped)
     sys.exit(2 if usage else 143 if stopped else int(bool(text)))
-
-
-@contextlib.contextmanager
-def debugging(run):
-    """A traceback of every thread at a crash, per rank, and a profiler's trace of some steps."""
-    if not run.cfg.debug:
-        yield lambda: None
-        return
-    rank, few = run.accelerator.process_index, torch.profiler.schedule(
-        wait=2, warmup=1, active=3, repeat=1)
-    trace = torch.profiler.profile(schedule=few, on_trace_ready=lambda profile:
-        profile.export_chrome_trace(str(run.folder / f"trace_rank{rank}.json")))
-    with open(run.folder / f"faults_rank{rank}.log", "w") as file, trace:
-        faulthandler.enable(file)
-        print(f"debug: tracebacks in {file.name}, a trace after 6 steps beside it", file=sys.stderr)
-        try:
-            yield trace.step
-        finally:
-            faulthandler.disable()

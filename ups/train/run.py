@@ -141,14 +141,13 @@ class Run:
             self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
         if show and not self.finished:
             begin_folder(self.folder, flat(self.cfg))
-        with self.bar, self._signals(), rehearsal.debugging(self) as trace:
+        with self.bar, self._signals():
             for batch in loader:
                 self.step = batch["step"] + 1
                 if self.cfg.dry_run:
                     rehearsal.mark(self)
                 yield batch
                 self.bar.update()
-                trace()
                 if self.stopping and self.last_saved != self.step:
                     raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint "
                                    f"could not be written; the last one is {self.last_saved}.")

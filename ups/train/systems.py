@@ -36,7 +36,6 @@ class RunConfig:
     timeout: int = 600           # seconds after which a rank that does not answer ends the run
     wandb: str = ""              # project of Weights & Biases; empty: none
     dry_run: bool = False        # rehearse: the last steps, an evaluation, a checkpoint; then stop
-    debug: bool = False          # distributed debug output, tracebacks per rank, a profiler trace
 
     def __post_init__(self):
         check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
