@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ups.config import UsageError, build, check, command, flat, parse
+from ups.config import RunError, UsageError, build, check, command, flat, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +142,12 @@ def test_a_command_exits_with_a_sentence_and_no_traceback(tmp_path, kind, code):
 
 
 @pytest.mark.parametrize("error, shown", [
-    ("OSError(28, 'No space left on device', 'x/y')", "[Errno 28] No space left on device: 'x/y';"),
-    ("RunError('x cannot be written; make room.')", "x cannot be written; make room."),
-    ("FileNotFoundError(2, 'No such file', 'x')", None)])
+    (OSError(28, "No space left on device", "x/y"), "[Errno 28] No space left on device: 'x/y';"),
+    (RunError("x cannot be written; make room."), "x cannot be written; make room."),
+    (FileNotFoundError(2, "No such file", "x"), None)])
 def test_a_disk_that_cannot_be_written_is_a_sentence(capsys, error, shown):
     def main():
-        raise eval(error)
+        raise error
 
     with pytest.raises(SystemExit if shown else FileNotFoundError) as caught:
         command(main)
