@@ -3,11 +3,14 @@
 import h5py
 import numpy as np
 import pytest
+from test_well import write_well
 
 from ups.config import UsageError
 from ups.data import write_fields
 from ups.data.arrays import open_array
-from ups.data.write import convert
+from ups.data.pdebench import open_pdebench
+from ups.data.well import open_well
+from ups.data.write import _copy, convert
 
 FACTS = {"name": "flow", "equation": "c_t + v . grad c = nu lap c", "dt": 0.25,
          "boundary": "periodic closed", "domain": ((0.0, 2.0), (-1.0, 1.0)), "vectors": "vx vy",
@@ -40,7 +43,7 @@ def test_every_fact_reads_back(tmp_path):
         "grid": GRID, "frames": T, "params": ("nu", "rho"), "scales": (), "steady": False}
     assert facts == expected
     assert file.warnings == ()
-    again = open_array(convert(path, tmp_path / "again.h5"))
+    again, = map(open_array, convert(path, tmp_path / "again.h5"))
     assert again.facts == file.facts
     np.testing.assert_array_equal(again.read(range(N)), u)
     np.testing.assert_array_equal(again.read_inputs(range(N)), inputs)
@@ -99,8 +102,26 @@ def test_a_compressed_npz_is_unpacked(tmp_path):
     (tmp_path / "mine.yaml").write_text("dt: 0.5\n")
     with pytest.raises(UsageError, match="convert"):
         open_array(tmp_path / "mine.npz", "sample time x")
-    file = open_array(convert(tmp_path / "mine.npz", tmp_path / "mine.h5", "sample time x"))
+    file, = map(open_array, convert(tmp_path / "mine.npz", tmp_path / "mine.h5", "sample time x"))
     np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u.astype("f4"))
     assert (file.facts.name, file.facts.dt, file.facts.params) == ("mine", 0.5, ("nu",))
     with h5py.File(file.path) as f:
         assert f["u"].dims[1][0].name == "/t" and f["t"].is_scale
+
+
+def test_published_files_are_converted(tmp_path, published):
+    for split, seed in (("train", 1), ("valid", 2), ("test", 3)):
+        write_well(tmp_path / "well/data" / split / "a.hdf5", seed=seed)
+    with pytest.raises(UsageError, match="has 3 files; name a folder"):
+        convert(tmp_path / "well", tmp_path / "own.h5")
+    convert(tmp_path / "well", tmp_path / "own")
+    darcy = open_pdebench(published["darcy2d"][0], "darcy2d")
+    _copy(darcy, tmp_path / "darcy.h5")
+    pairs = [*zip(open_well(tmp_path / "well"), open_array(tmp_path / "own"), strict=True),
+             (darcy, open_array(tmp_path / "darcy.h5"))]
+    for file, own in pairs:
+        assert own.split == file.split
+        assert own.facts.plain() == file.facts.plain() | {"name": own.facts.name}
+        np.testing.assert_array_equal(own.read([1, 0]), file.read([1, 0]))
+        np.testing.assert_array_equal(own.read_inputs([1, 0]), file.read_inputs([1, 0]))
+        np.testing.assert_array_equal(own.params, file.params)

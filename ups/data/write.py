@@ -17,8 +17,9 @@ import h5py
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.arrays import open_array
+from ups.data.arrays import SPLITS, open_array
 from ups.data.file import pieces
+from ups.data.find import find
 from ups.data.said import READ, attributes, understand
 from ups.files import flush
 
@@ -88,26 +89,39 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
 
 
 def convert(src, dst, axes="", said=None):
-    """Write any readable array, or folder of single trajectories, as own HDF5, piece by piece."""
+    """Write any readable data set as own HDF5, piece by piece; return the paths.
+
+    Where it has several files, `dst` is a folder, with folders for its splits.
+    """
     src, dst = Path(src), Path(dst)
     with _unpacked(src, dst.parent) as source:
-        file = open_array(source, axes, said)
-        facts = file.facts
-        sizes = {"sample": file.samples, "t": facts.frames} | dict(
-            zip(facts.axes, facts.grid, strict=True))
-        with _new(dst) as f:
-            for names, vary in ((facts.channels, True), (facts.inputs, facts.inputs_vary)):
-                frames = range(facts.frames if vary else 1)
-                for name in names:
-                    time = ("t",) if vary else ()
-                    data = _create(f, name, ("sample", *time, *facts.axes), sizes)
-                    for rows, k in pieces(file.samples, len(frames), 4 * math.prod(facts.grid)):
-                        block = file.read(range(file.samples)[rows], frames[k], 1, [name])
-                        data[(rows, k) if vary else rows] = block[:, slice(None) if vary else 0, 0]
-            known = {key: value for key, value in facts.plain().items() if key in READ}
-            _finish(f, dst, sizes, file.times, {},
-                    dict(zip(facts.params, file.params.T, strict=True)), known)
-    return dst
+        (files,) = find((source,), (), axes, said).values()
+        if len(files) > 1 and dst.suffix:
+            raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
+                             f"{dst}.")
+        folders = {split: folder for folder, split in SPLITS.items()} | {"": ""}
+        paths = [dst / folders[file.split] / f"{file.path.stem}.h5" if len(files) > 1 else dst
+                 for file in files]
+        for file, path in zip(files, paths, strict=True):
+            _copy(file, path)
+    return paths
+
+
+def _copy(file, path):
+    facts = file.facts
+    sizes = {"sample": file.samples, "t": facts.frames} | dict(
+        zip(facts.axes, facts.grid, strict=True))
+    with _new(path) as f:
+        for names, vary in ((facts.channels, True), (facts.inputs, facts.inputs_vary)):
+            frames, time = (range(facts.frames), ("t",)) if vary else (range(1), ())
+            for name in names:
+                data = _create(f, name, ("sample", *time, *facts.axes), sizes)
+                for rows, k in pieces(file.samples, len(frames), 4 * math.prod(facts.grid)):
+                    block = file.read(range(file.samples)[rows], frames[k], 1, [name])[:, :, 0]
+                    data[(rows, k) if vary else rows] = block if vary else block[:, 0]
+        known = {key: value for key, value in facts.plain().items() if key in READ}
+        params = dict(zip(facts.params, file.params.T, strict=True))
+        _finish(f, path, sizes, file.times, {}, params, known)
 
 
 def _by_name(row, facts, path):
@@ -115,22 +129,23 @@ def _by_name(row, facts, path):
     if isinstance(row, dict):
         return {name: np.asarray(value) for name, value in row.items()}
     row, channels = np.asarray(row), facts.get("channels", ())
-    known = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts), None)
-    if known is None and len(channels) < 2 and row.ndim > 2 and not (
-            channels and row.shape[1] == 1):
-        known = row.ndim - 1 if channels else None
-        if not channels:
-            raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis "
-                             "or none; name the axes of space, such as axes='x y'.")
-    joint = row.ndim > 2 if known is None else row.ndim == known + 2
-    if known is not None and row.ndim not in (known + 1, known + 2):
-        raise UsageError(f"{path}: a trajectory has shape {row.shape}, but there are {known} axes "
+    space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
+                 1 if row.ndim == 2 else None)
+    if space is None and channels:  # one of one channel may have an axis for it
+        space = row.ndim - 1 - (len(channels) > 1 or row.shape[1] == 1)
+    if space is None:
+        raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis or "
+                         "none; name the axes of space, such as axes='x y'.")
+    if row.ndim == space + 1:
+        row, channels = row[:, None], channels or ("u",)
+    if row.ndim != space + 2:
+        raise UsageError(f"{path}: a trajectory has shape {row.shape}, but there are {space} axes "
                          "of space; expected (T, *grid) or (T, C, *grid).")
-    names = channels or (tuple(f"u{c}" for c in range(row.shape[1])) if joint else ("u",))
-    if len(names) != (row.shape[1] if joint else 1):
-        raise UsageError(f"{path}: a trajectory of shape {row.shape} has "
-                         f"{row.shape[1] if joint else 1} channels, not {' '.join(names)!r}.")
-    return {name: row[:, c] if joint else row for c, name in enumerate(names)}
+    channels = channels or tuple(f"u{c}" for c in range(row.shape[1]))
+    if len(channels) != row.shape[1]:
+        raise UsageError(f"{path}: a trajectory has {row.shape[1]} channels, not "
+                         f"{' '.join(channels)!r}.")
+    return dict(zip(channels, row.swapaxes(0, 1), strict=True))
 
 
 @contextlib.contextmanager
@@ -157,11 +172,10 @@ def _create(f, name, axes, sizes):
         raise UsageError(f"{f.filename}: {name} names two things; rename the channel, input or "
                          "parameter.")
     shape, options = [sizes[axis] for axis in axes], {}
-    if None in shape:
-        frame = 4 * math.prod(shape[2:]) if axes[1] == "t" else 4 * math.prod(shape[1:])
-        chunk = [1, *shape[1:]]
+    if shape[0] is None:
+        chunk = [1, *shape[1:]]  # a trajectory, or those of its frames that make a megabyte
         if axes[1] == "t":
-            chunk[1] = max(1, min(shape[1], 2**20 // frame))
+            chunk[1] = min(shape[1], max(1, 2**18 // math.prod(shape[2:])))
         options = {"chunks": tuple(chunk), "maxshape": (None, *shape[1:])}
         shape[0] = 0
     f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
