@@ -16,7 +16,6 @@ import math
 
 import torch
 from accelerate.utils import DistributedType
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
@@ -35,14 +34,13 @@ from ups.models.grid_codec import (
 )
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.optim import AdamW, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
-    tf32: str = "none"          # TF32 would cost the very digits that a codec is judged by
     # data
     stride_x: int = 1           # take every n-th grid point; any-point decoding is judged on all
     stride_t: int = 1           # take every n-th frame
@@ -98,7 +96,7 @@ def main(argv=None):
                              "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
-        latents = open_latents(accelerator, cfg, "train", folder=run.folder / "start",
+        latents = open_latents(accelerator, cfg, "train", early=1, folder=run.folder / "start",
                                components="all")  # lossless tokens: fields, by memory map
         task, = latents.tasks
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
@@ -117,20 +115,16 @@ def main(argv=None):
         fit_line(model, lambda: frames("train"), lambda: frames("val"))
         if cfg.compile:
             compile_model(model)
-        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.0,
-                                      fused=True, capturable=True)
-        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
+        optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
 
         # prepare
-        model, optimizer, scheduler, loader = accelerator.prepare(
-            model, optimizer, scheduler, loader)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(codec_loss, point=cfg.point_weight, inverse=cfg.inverse_weight)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("index",))
-        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-                   backward=backward, lineage=latents.lineage)
+        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+                   lineage=latents.lineage)
 
         # train
         def update():
@@ -141,13 +135,12 @@ def main(argv=None):
 
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(prepared(batch, cfg, task))  # same outcome on every rank
             grad_norm = update()
-            scheduler.step()
 
             if run.every(cfg.log_every):
-                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
-                         "train/lr": scheduler.get_last_lr()[0]})
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     codec = accelerator.unwrap_model(model)

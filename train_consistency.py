@@ -14,8 +14,6 @@ import dataclasses
 import functools
 import math
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
@@ -29,9 +27,8 @@ from ups.residuals import Residuals
 from ups.stages import inherit, load_corrector, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
-from ups.train.muon import Muon
+from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -117,21 +114,17 @@ def main(argv=None):
         if cfg.compile:
             compile_model(model, len(latents.tasks))
             compile_model(teacher.model, len(latents.tasks))
-        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.net.body.hidden, lr, weight_decay=cfg.weight_decay,
-                         compile=run.graphs)
-        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
+        optimizer = Muon(model, cfg.lr, momentum=0.95, rms=0.4, weight_decay=cfg.weight_decay)
 
         # prepare
-        model, optimizer, scheduler, loader = accelerator.prepare(
-            model, optimizer, scheduler, loader)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         student = accelerator.unwrap_model(model)  # draws members with the weights of `model`
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))
-        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-                   backward=backward, lineage=latents.lineage | {
+        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+                   lineage=latents.lineage | {
                        "operator": operator.mark, "diffusion": teacher.mark})
 
         # train
@@ -143,13 +136,12 @@ def main(argv=None):
 
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(prepared(batch, cfg, latents.tasks))
             grad_norm = update(batch["task"])
-            scheduler.step()
 
             if run.every(cfg.log_every):
-                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
-                         "train/lr": scheduler.get_last_lr()[0]})
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     scores = evaluate(accelerator, operator.model, student, latents.tasks, cfg)

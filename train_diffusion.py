@@ -13,8 +13,6 @@ import dataclasses
 import functools
 import math
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
@@ -22,16 +20,15 @@ from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
+from ups.models.body import BodyConfig
 from ups.models.corrector import Corrector, compress
 from ups.models.diffusion import denoising_loss, training_sigma
-from ups.models.latent_operator import OperatorConfig
 from ups.residuals import Residuals
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
-from ups.train.muon import Muon
+from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import up_and_down
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -40,7 +37,7 @@ class Config(RunConfig):
     # data: tasks, strides and codec are the operator's
     start_every: int = 10       # roll-outs of the operator start at every n-th frame
     # model
-    model: OperatorConfig = OperatorConfig(depth=4)  # six blocks, as the operator has: not tried
+    model: BodyConfig = BodyConfig(depth=4)  # six blocks, as the operator has: not tried
     # optimisation
     steps: int = 1000           # optimizer steps
     batch_size: int = 64        # global: the number of processes does not change it
@@ -119,21 +116,17 @@ def main(argv=None):
         model = Corrector(cfg.model, operator.model.tasks, tables)
         if cfg.compile:
             compile_model(model, len(latents.tasks))
-        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        optimizer = Muon(model, model.net.body.hidden, lr, weight_decay=cfg.weight_decay,
-                         compile=run.graphs)
-        scheduler = LambdaLR(optimizer, up_and_down(cfg.warmup, cfg.steps))
+        optimizer = Muon(model, cfg.lr, momentum=0.95, rms=0.4, weight_decay=cfg.weight_decay)
 
         # prepare
-        model, optimizer, scheduler, loader = accelerator.prepare(
-            model, optimizer, scheduler, loader)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         corrector = accelerator.unwrap_model(model)  # draws members with the weights of `model`
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(diffusion_loss, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
                             shared=("mask", "own"))
-        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-                   backward=backward, lineage=latents.lineage | {"operator": operator.mark})
+        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+                   lineage=latents.lineage | {"operator": operator.mark})
 
         # train
         def update(task):  # what only other tasks use has no gradient and stays as it is
@@ -144,13 +137,12 @@ def main(argv=None):
 
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+            lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(prepared(batch, cfg, latents.tasks, corrector))
             grad_norm = update(batch["task"])
-            scheduler.step()
 
             if run.every(cfg.log_every):
-                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
-                         "train/lr": scheduler.get_last_lr()[0]})
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     scores = evaluate(accelerator, operator.model, corrector, latents.tasks, cfg)

@@ -14,7 +14,6 @@ import functools
 import math
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
@@ -22,14 +21,14 @@ from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.eval.steady import calibrate, finish_steady, measure_steady, summary
 from ups.latents import check_codec, open_latents
+from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_sigma
-from ups.models.latent_operator import OperatorConfig
 from ups.models.steady import SteadyPrior, orientations, relative, size_of, slopes, turned
 from ups.steady import check_steady, differences, left_over, operator_beside
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.optim import AdamW, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.schedule import in_two_acts
 from ups.train.step import Backward, Captured, compile_model
 
 
@@ -46,8 +45,8 @@ class Config(RunConfig):
     codec_error: float = 1e-4   # nRMSE that auto, and the coordinates of u, may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
-    model: OperatorConfig = OperatorConfig(depth=4, kernel=3, norm="layer")  # of the mean
-    denoiser: OperatorConfig = OperatorConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
+    model: BodyConfig = BodyConfig(depth=4, kernel=3, norm="layer")  # of the mean
+    denoiser: BodyConfig = BodyConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
     # optimisation
     steps: int = 4000           # optimizer steps
     batch_size: int = 8         # global: the number of processes does not change it
@@ -115,6 +114,13 @@ def prepared(batch, cfg, task):
     return batch
 
 
+def course(step, cfg):
+    """The share of the learning rate: up and down for the mean, and again for what it leaves."""
+    if step <= cfg.switch:
+        return warmup_then_linear(step, cfg.warmup, cfg.switch)
+    return warmup_then_linear(step - cfg.switch, cfg.warmup, cfg.steps - cfg.switch)
+
+
 def evaluate(accelerator, prior, task, cfg, calls):
     """Validation scores in physical units; with one call they are those of the mean."""
     tables = measure_steady(accelerator, prior, task, "val", cfg.members, calls,
@@ -146,20 +152,15 @@ def main(argv=None):
         prior.fit(differences(latents.windows, task), task.codec.weight, cfg.codec_error)
         if cfg.compile:
             compile_model(model)
-        lr = torch.tensor(cfg.lr, device=accelerator.device)  # a tensor, so that graphs follow it
-        parts = [{"params": part.parameters(), "lr": lr.clone()} for part in prior.children()]
-        optimizer = torch.optim.AdamW(parts, weight_decay=cfg.weight_decay, fused=True,
-                                      capturable=True)
-        scheduler = LambdaLR(optimizer, in_two_acts(cfg.warmup, cfg.switch, cfg.steps))
+        optimizer = AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
 
         # prepare
-        model, optimizer, scheduler, loader = accelerator.prepare(
-            model, optimizer, scheduler, loader)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(steady_loss, task=task, prior=prior, slope=cfg.slope)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
-        run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-                   backward=backward, lineage=latents.lineage)
+        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+                   lineage=latents.lineage)
 
         # train
         def update(drawing):  # either the mean or the denoiser has gradients
@@ -176,13 +177,12 @@ def main(argv=None):
                 with ema.applied(model):
                     prior.scale.copy_(left_over(prior, task))
                 drawing = True
+            lr = set_lr(optimizer, cfg.lr * course(run.step, cfg))
             loss = backward(batch)  # same outcome on every rank
             grad_norm = update(drawing)
-            scheduler.step()
 
             if run.every(cfg.log_every):
-                run.log({"train/loss": loss, "train/grad_norm": grad_norm,
-                         "train/lr": max(scheduler.get_last_lr())})
+                run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     scores = evaluate(accelerator, prior, task, cfg, cfg.calls if drawing else 1)

@@ -1,7 +1,7 @@
 """The yardsticks of benchmarks/accuracy.py: how an FNO and a U-Net step a field and are trained.
 
 They have what the operator has: normalised data, the change as output, conserved means kept, the
-relative loss, Muon, the schedule of unrolled steps, mirror images and sums, noise on the first
+relative loss, Muon, mirror images and sums, noise on the first
 frame and averaged weights. Their data lie on the device, and with CUDA a whole training step is one
 graph.
 """
@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from benchmarks.fno import FNO, FNOConfig
-from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within, unroll_at
+from benchmarks.turns import CHUNK, TIMED, step_seconds, steps_within
 from benchmarks.unet import UNet, UNetConfig
-from ups.cache.windows import starts_of
+from ups.cache.windows import EARLY, starts_of
 from ups.config import UsageError, check, parse
 from ups.data.find import open_fields
 from ups.data.symmetry import moved
 from ups.eval.metrics import nrmse
 from ups.files import read_json
-from ups.models.precision import TF32, products
+from ups.models.precision import BACKWARD, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
-from ups.train.muon import Muon
+from ups.train.optim import AdamW, Muon, set_lr
 from ups.train.ranks import now
 from ups.train.step import Captured, eager
 
@@ -35,29 +35,21 @@ class Recipe:
     batch_size: int = 64
     lr: float = 4e-3
     rms: float = 0.4        # of Muon's updates, as a multiple of lr
-    momentum: float = 0.98  # of Muon
     weight_decay: float = 1e-5
     grad_clip: float = 1.0
     ema: float = 0.999
-    unroll: int = 1         # longest, as in train_operator.py
     noise: float = 0.8      # on the first frame / its change in the step, as in train_operator.py
-    fade: float = 0.01      # share of it that is left at the end
-    early: int = 8          # how often windows begin at the first frame, as in train_operator.py
-    power: float = 1.0      # of the relative error in the loss
-    tf32: str = "all"       # products of the training step, as the operator's
+    noise_end: float = 0.008  # the same at the last step
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
     mirror: bool = True     # random mirror images, where they are solutions too, as the operator's
     sums: bool = True       # of moved solutions of a linear task, as the operator's
 
     def __post_init__(self):
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
-              momentum=(0, 0.99999), weight_decay=(0, 1), grad_clip=(1e-9, math.inf),
-              ema=(0, 0.99999), unroll=(1, math.inf), noise=(0, 10), fade=(1e-9, 1),
-              early=(1, math.inf), power=(0.5, 4))
+              weight_decay=(0, 1), grad_clip=(1e-9, math.inf), ema=(0, 0.99999),
+              noise=(1e-9, 10), noise_end=(1e-9, 10))
         if self.optimizer not in ("muon", "adamw"):
             raise UsageError(f"--optimizer {self.optimizer}: it is muon or adamw.")
-        if self.tf32 not in TF32:
-            raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +98,11 @@ class Stepper(nn.Module):
         for name, value in {"places": places, "mean": mean, "std": std, "change": change,
                             "kept": kept}.items():
             self.register_buffer(name, value)
+
+    @property
+    def hidden(self):
+        """The layers whose matrices are Muon's."""
+        return self.net.hidden
 
     def forward(self, u, cond):
         """u (B, C, *grid), cond (B, 1 + P) -> (B, C, *grid)"""
@@ -171,44 +168,37 @@ def train_baseline(cell, folder, turns):
     if device.type == "cuda":
         model.compile(dynamic=False)
     params = list(model.parameters())
-    lr, noise = (torch.tensor(x, device=device) for x in (cfg.lr, cfg.noise))
+    noise = torch.tensor(cfg.noise, device=device)
     if cfg.optimizer == "muon":
-        optimizer = Muon(model, model.net.hidden, lr, rms=cfg.rms, momentum=cfg.momentum,
-                         weight_decay=cfg.weight_decay, compile=device.type == "cuda")
+        optimizer = Muon(model, cfg.lr, rms=cfg.rms, weight_decay=cfg.weight_decay)
     else:
-        optimizer = torch.optim.AdamW(params, lr, weight_decay=cfg.weight_decay, fused=True,
-                                      capturable=True)
+        optimizer = AdamW(params, cfg.lr, weight_decay=cfg.weight_decay)
     ema = EMA(model, cfg.ema, compile=device.type == "cuda")
     count, frames = u.shape[:2]
-    longest, starts = min(cfg.unroll, frames - 1), starts_of(frames - 1, cfg.early).to(device)
+    starts = starts_of(frames - 1, EARLY).to(device)
 
-    def loss_of(unroll):
+    def loss_of():
         row = torch.randint(count, (cfg.batch_size,), device=device)
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
-        first = first.clamp(max=frames - 1 - unroll)
-        window = torch.stack([u[row, first + k] for k in range(unroll + 1)], 1)
+        window = torch.stack([u[row, first], u[row, first + 1]], 1)
         draws = [torch.rand(len(row), n, device=device) if wanted else None
                  for wanted, n in ((cfg.shift, 3), (cfg.mirror, 3), (cfg.sums, 4))]
-        window = moved(window, fields, *draws).unbind(1)  # (B, C, *grid) each
-        change = (window[1] - window[0]) / model.std
+        u0, y = moved(window, fields, *draws).unbind(1)  # (B, C, *grid) each
+        change = (y - u0) / model.std
         change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
         level = noise * change * torch.rand_like(change)
-        draw = torch.randn_like(window[0])
+        draw = torch.randn_like(u0)
         draw = draw - draw.mean(grid_axes(draw), keepdim=True)
-        p, c, loss = window[0] + level * model.std * draw, cond[row], 0.0
-        for y in window[1:]:
-            p = model(p, c)
-            error = ((p - y) / model.std).flatten(1).square().sum(1)
-            size = ((y - model.mean) / model.std).flatten(1).square().sum(1)
-            loss = loss + (error / size.clamp(min=1e-6) + 1e-12).sqrt()
-        return (loss / unroll).pow(cfg.power).mean()
+        p = model(u0 + level * model.std * draw, cond[row])
+        error = ((p - y) / model.std).flatten(1).square().sum(1)
+        size = ((y - model.mean) / model.std).flatten(1).square().sum(1)
+        return (error / size.clamp(min=1e-6) + 1e-12).sqrt().mean()
 
-    def step(unroll):
+    def step():
         model.zero_grad()
-        forward, backward = map(products, TF32[cfg.tf32 if device.type == "cuda" else "none"])
-        with forward:
-            loss = loss_of(unroll)
-        with backward:
+        with products("highest"):
+            loss = loss_of()
+        with products(BACKWARD if device.type == "cuda" else "highest"):
             loss.backward()
         nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()
@@ -219,18 +209,16 @@ def train_baseline(cell, folder, turns):
     step = Captured(step, device.type == "cuda")
     start, begin = [p.detach().clone() for p in params], now()
     with turns.outside():
-        for k in range(1, longest + 1):
-            for _ in range(4 if device.type == "cuda" else 1):
-                step(k)
+        for _ in range(4 if device.type == "cuda" else 1):
+            step()
     compile_s = now() - begin
     with turns.alone():
-        marks, chunk = [], CHUNK if device.type == "cuda" else 1
-        for k in range(1, longest + 1):
-            for _ in range(TIMED):
-                marks.append((len(marks) * chunk, k, now()))
-                for _ in range(chunk):
-                    step(k)
-        marks.append((len(marks) * chunk, None, now()))
+        chunk = CHUNK if device.type == "cuda" else 1
+        marks = [(0, now())]
+        for i in range(TIMED):
+            for _ in range(chunk):
+                step()
+            marks.append(((i + 1) * chunk, now()))
     with torch.no_grad():  # as if nothing had happened
         torch._foreach_copy_(params, start)
         torch._foreach_copy_(ema.shadow, start)
@@ -238,15 +226,15 @@ def train_baseline(cell, folder, turns):
             torch._foreach_zero_(list(state.values()))
         ema.updates.zero_()
 
-    times = step_times(marks)
-    steps, curve = steps_within(cell["seconds"], times), []
+    step_s = step_seconds(marks)
+    steps, curve = steps_within(cell["seconds"], step_s), []
     warmup = max(1, round(WARMUP * steps))
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
     for k in range(steps):
         turns.step()
-        lr.fill_(cfg.lr * up_and_cosine(k, warmup, steps))
-        noise.fill_(cfg.noise * cfg.fade ** (k / steps))
-        loss = step(unroll_at(k, steps, longest))
+        set_lr(optimizer, cfg.lr * up_and_cosine(k, warmup, steps))
+        noise.fill_(cfg.noise * (cfg.noise_end / cfg.noise) ** (k / steps))
+        loss = step()
         if k + 1 in moments:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"{cell['model']}: the loss is {float(loss)} at step {k}.")
@@ -254,13 +242,13 @@ def train_baseline(cell, folder, turns):
                 score = float(errors(model, fields, fields.split("val")[:VAL], device)
                               ["rollout"].mean())
             ema.keep_best(score)
-            curve.append((seconds_at(k + 1, steps, times), score))
+            curve.append(((k + 1) * step_s, score))
             print(f"step {k + 1} of {steps}: roll-out nRMSE {score:.4g} (val)", flush=True)
     with ema.applied(model, best=True):
         tables = errors(model, fields, fields.split(cell["split"]), device)
         export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
     return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
-            "steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
+            "steps": steps, "curve": curve, "step_ms": 1e3 * step_s,
             "compile_s": compile_s, "tables": {task: tables}}
 
 

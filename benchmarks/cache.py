@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from ups.cache import encode, store
 from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache, open_cache
-from ups.cache.windows import LatentWindows, empty_batch, whole_batch
+from ups.cache.windows import LatentWindows, whole_batch
 from ups.config import UsageError, command, parse
 from ups.data.facts import Facts
 from ups.data.find import open_fields
@@ -143,7 +143,7 @@ class Weighed(Dataset):
 
     def __getitems__(self, triples):
         if self.windows is None:
-            batch = {"z": empty_batch(len(triples), LENGTH + 1, TOKENS, WIDTH).zero_()}
+            batch = {"z": torch.zeros(len(triples), LENGTH + 1, TOKENS, WIDTH)}
         else:
             batch = self.windows.__getitems__(triples)
         return batch | {"memory": own_memory()}

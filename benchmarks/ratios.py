@@ -16,15 +16,14 @@ def report(task, results, out):
     print(f"\n{task} ({data}), {first['seconds']:g} s of training each, {first['device']}, "
           f"seed {first['seed']}, {first['at']}\nnRMSE over {count} {first['split']} trajectories, "
           f"roll-out of {leads} steps from the first frame, 95 % intervals\n(compile: seconds "
-          "before the first step, beside the other models, not counted; ms: of a step that is not "
-          "unrolled)")
+          "before the first step, beside the other models, not counted; ms: of a step)")
     width = max(len(model) for model in results)
     print(f"{'':{width}} {'params':>10} {'compile':>7} {'batch':>5} {'steps':>7} {'ms':>5} "
           f"{'one step':>9}  {'interval':19} {'roll-out':>9}  interval")
     for model, r in results.items():
         compiled = r.get("compile_s", torch.nan)  # older results lack it
         row = f"{model:{width}} {r['parameters']:10,} {compiled:7.0f} {r['batch_size']:5} "
-        row += f"{r['steps']:7,} {r['step_ms']['1']:5.2f}"
+        row += f"{r['steps']:7,} {r['step_ms']:5.2f}"
         for name in ("one_step", "rollout"):
             values = torch.tensor(scores[model][name], dtype=torch.float64)
             low, high = interval(weights @ values)

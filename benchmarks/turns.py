@@ -10,11 +10,10 @@ import contextlib
 import fcntl
 from pathlib import Path
 
-from train_operator import unroll_at
 from ups.train.ranks import now
 
 CHUNK = 20    # steps that are timed in one go
-TIMED = 19    # times that this is done, so that each unroll up to 6 comes; the least counts
+TIMED = 10    # times that this is done; the least counts
 PATIENCE = 50  # steps between two pauses of a training
 
 
@@ -57,24 +56,13 @@ class Turns:
                 pass
 
 
-def step_times(marks):
-    """Seconds of a step by unroll: the least of what `marks`, (step, unroll, now()), enclose, as
-    what others do beside it (compile, say) only adds.
-
-    A mark says that from its step on steps have its unroll.
-    """
-    times = {}
-    for (first, unroll, begin), (last, _, end) in zip(marks, marks[1:], strict=False):
-        times.setdefault(unroll, []).append((end - begin) / (last - first))
-    return {unroll: min(values) for unroll, values in times.items()}
+def step_seconds(marks):
+    """Seconds of a step: the least of what `marks`, (step, now()), enclose, as what others do
+    beside it (compile, say) only adds."""
+    return min((end - begin) / (last - first)
+               for (first, begin), (last, end) in zip(marks, marks[1:], strict=False))
 
 
-def steps_within(seconds, times):
-    """How many steps of that schedule take `seconds`, where `times` maps an unroll to its time."""
-    later = [times[u] for u in times if u > 1] or [times[1]]
-    return max(8, round(seconds / (0.7 * times[1] + 0.3 * sum(later) / len(later))))
-
-
-def seconds_at(step, steps, times):
-    """What the first `step` of `steps` steps take alone."""
-    return sum(times[unroll_at(k, steps, max(times))] for k in range(step))
+def steps_within(seconds, step):
+    """How many steps of `step` seconds take `seconds`."""
+    return max(8, round(seconds / step))

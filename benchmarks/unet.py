@@ -16,7 +16,6 @@ from torch import nn
 
 from ups.config import check
 from ups.models.layers import bounded
-from ups.models.points import Conv1d, Conv2d, doubled
 
 
 @dataclass(frozen=True)
@@ -98,3 +97,37 @@ class Limit(nn.Module):
     def forward(self, x):
         scale, shift = (p.view(-1, *[1] * (x.ndim - 2)) for p in (self.scale, self.shift))
         return torch.addcmul(shift, bounded(x, axis=1), scale)
+
+
+def doubled(x):
+    """Every point of (B, C, *grid) twice along each axis; the gradient of `F.interpolate` is
+    summed in any order on a GPU."""
+    for axis in range(2, x.ndim):
+        x = x.repeat_interleave(2, axis)
+    return x
+
+
+class Conv1d(nn.Conv1d):
+    """As one product of matrices, with which a training step of a U-Net takes 3.5 instead of 4.5 ms
+    on an H200."""
+
+    def forward(self, x):
+        """(B, C, n) -> (B, outputs, n / stride)"""
+        if self.padding[0]:
+            x = F.pad(x, 2 * self.padding, mode=self.padding_mode)
+        taps = x.unfold(2, *self.kernel_size, *self.stride).transpose(1, 2)  # (B, n, C, kernel)
+        return F.linear(taps.flatten(2), self.weight.flatten(1), self.bias).transpose(1, 2)
+
+
+class Conv2d(nn.Conv2d):
+    """Borders of no or one point, around the circle or repeated, by copies, as the gradient of
+    `F.pad` scatters; channels last, as tensor cores want them. Forward and backward on an H200 take
+    two thirds of the time."""
+
+    def forward(self, x):
+        for axis in (2, 3) if self.padding[0] else ():
+            first, last = x.narrow(axis, 0, 1), x.narrow(axis, -1, 1)
+            ends = (last, first) if self.padding_mode == "circular" else (first, last)
+            x = torch.cat([ends[0], x, ends[1]], axis)
+        weight = self.weight.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(x, weight, self.bias, self.stride)

@@ -8,8 +8,8 @@ from accelerate.state import AcceleratorState
 
 import train_operator as script
 from benchmarks.baselines import MOMENTS, VAL, WARMUP
-from benchmarks.turns import CHUNK, TIMED, seconds_at, step_times, steps_within
-from ups.config import each, parse
+from benchmarks.turns import CHUNK, TIMED, step_seconds, steps_within
+from ups.config import parse
 from ups.eval.rollout import measure
 from ups.train.ranks import now
 from ups.train.step import Backward
@@ -32,8 +32,8 @@ def swapped(module, **names):
 
 def chunk_of(cfg, cuda):
     """Steps that are timed together: whole rounds of all tasks."""
-    size = sum(each("shares", cfg.shares, len(cfg.tasks)))
-    return -(-(CHUNK if cuda else 1) // size) * size
+    count = len(cfg.tasks)
+    return -(-(CHUNK if cuda else 1) // count) * count
 
 
 def train_operator(cell, folder, turns):
@@ -46,14 +46,13 @@ def train_operator(cell, folder, turns):
 
     class Watched(Backward):
         def __call__(self, batch):
-            """Compile and capture every unroll first: gradients alone, which are overwritten."""
+            """Compile and capture first: gradients alone, which are overwritten."""
             result.setdefault("compile_s", -now())  # until the steps are timed
             if batch["task"] not in vars(self).setdefault("seen", set()):
                 self.seen.add(batch["task"])
                 with turns.outside():
-                    for unroll in range(1, batch["z"].shape[1]):
-                        for _ in range(4 if cuda else 1):
-                            super().__call__(batch | {"unroll": unroll})
+                    for _ in range(4 if cuda else 1):
+                        super().__call__(batch)
             self.watch(batch)
             return super().__call__(batch)
 
@@ -63,21 +62,21 @@ def train_operator(cell, folder, turns):
                 result["compile_s"] += now()
                 alone.enter_context(turns.alone())
             if batch["step"] >= begin and batch["step"] % chunk == 0:
-                marks.append((batch["step"], batch["unroll"], now()))
+                marks.append((batch["step"], now()))
 
     class Paused(Watched):
         def watch(self, batch):
             turns.step()
 
     def probe_end(*args):
-        marks.append((few, None, now()))
+        marks.append((few, now()))
         alone.close()
         return {"val/nrmse_rollout": math.inf}
 
     class Run(script.Run):
         def log(self, scores):
             if "val/nrmse_rollout" in scores:
-                curve.append((seconds_at(self.step, steps, times), scores["val/nrmse_rollout"]))
+                curve.append((self.step * step, scores["val/nrmse_rollout"]))
             super().log(scores)
 
     def finish(run, model, tasks):
@@ -100,8 +99,8 @@ def train_operator(cell, folder, turns):
 
     with alone:
         main("probe", few, 1, Backward=Probed, evaluate=probe_end, finish_operator=lambda *a: None)
-    times = step_times(marks)
-    steps = steps_within(cell["seconds"], times)
+    step = step_seconds(marks)
+    steps = steps_within(cell["seconds"], step)
     main("run", steps, MOMENTS, Backward=Paused, Run=Run, finish_operator=finish)
-    return {"steps": steps, "curve": curve, "step_ms": {k: 1e3 * t for k, t in times.items()},
+    return {"steps": steps, "curve": curve, "step_ms": 1e3 * step,
             "batch_size": parse(script.Config, own).batch_size} | result

@@ -10,7 +10,7 @@ from ups.data.make import make
 
 TINY = ["--batch_size", "4", "--log_every", "1", "--warmup", "1"]
 MODEL = ["--model.dim", "8", "--model.depth", "2", "--model.heads", "2", "--model.modes", "2"]
-OPERATOR = [*TINY, *MODEL, "--steps", "3", "--unroll", "2", "--val_trajectories", "2"]
+OPERATOR = [*TINY, *MODEL, "--steps", "3", "--val_trajectories", "2"]
 
 
 @functools.cache  # once for all files of tests

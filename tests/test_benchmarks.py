@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import train_operator
 from benchmarks import (
@@ -25,7 +26,7 @@ from benchmarks import (
     watched,
 )
 from benchmarks.fno import FNO, FNOConfig, Spectral
-from benchmarks.unet import UNet, UNetConfig
+from benchmarks.unet import Conv1d, Conv2d, UNet, UNetConfig, doubled
 from ups.config import UsageError, parse
 from ups.data.find import open_fields
 from ups.data.make import make
@@ -83,23 +84,15 @@ def test_parameters_are_counted_by_hand_and_odd_sizes_fit():
 
 
 def test_the_number_of_steps_fits_the_time():
-    times = {1: 2.0, 2: 3.0, 3: 5.0}
-    steps = turns.steps_within(5000.0, times)
-    assert turns.seconds_at(steps, steps, times) == pytest.approx(5000.0, rel=5e-3)
-    assert turns.seconds_at(10, steps, times) == 20.0
-    assert turns.steps_within(100.0, {1: 0.5}) == 200
-    marks = [(0, 1, 0.0), (10, 1, 30.0), (20, 1, 32.0), (30, 2, 53.0), (40, None, 83.0)]
-    assert turns.step_times(marks) == {1: 0.2, 2: 3.0}  # the least of 3, 0.2 and 2.1
-    for longest in range(1, 7):  # an operator's probe times each
-        seen = {turns.unroll_at(k, 1 + turns.TIMED, longest) for k in range(1, 1 + turns.TIMED)}
-        assert seen == set(range(1, longest + 1))
+    assert turns.steps_within(100.0, 0.5) == 200 and turns.steps_within(1.0, 0.5) == 8
+    marks = [(0, 0.0), (10, 30.0), (20, 32.0), (30, 53.0)]
+    assert turns.step_seconds(marks) == 0.2  # the least of 3, 0.2 and 2.1
 
 
-@pytest.mark.parametrize("shares, on_a_card, elsewhere", [
-    ([], 20, 2), ([3], 24, 6), ([2, 1], 21, 3), ([30, 1], 31, 31)])
-def test_steps_are_timed_in_whole_rounds_of_all_tasks(shares, on_a_card, elsewhere):
-    cfg = parse(train_operator.Config, ["--tasks", "burgers1d", "swe2d",
-                                        *(["--shares", *map(str, shares)] if shares else [])])
+@pytest.mark.parametrize("tasks, on_a_card, elsewhere", [
+    (["burgers1d"], 20, 1), (["burgers1d", "swe2d", "ns2d"], 21, 3)])
+def test_steps_are_timed_in_whole_rounds_of_all_tasks(tasks, on_a_card, elsewhere):
+    cfg = parse(train_operator.Config, ["--tasks", *tasks])
     assert [watched.chunk_of(cfg, cuda) for cuda in (True, False)] == [on_a_card, elsewhere]
 
 
@@ -131,9 +124,9 @@ def test_whoever_times_its_steps_is_alone(tmp_path):
 def test_a_short_training_lowers_the_error(tmp_path, monkeypatch, model):
     """The U-Net with random shifts along the axis that is not forced."""
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=4, t_end=0.3)
-    monkeypatch.setattr(baselines, "steps_within", lambda seconds, times: 40)
+    monkeypatch.setattr(baselines, "steps_within", lambda seconds, step: 40)
     kind, *flags = model.split()
-    flags += "--model.width 8 --lr 1e-2 --batch_size 4 --unroll 2 --ema 0.5".split()
+    flags += "--model.width 8 --lr 1e-2 --batch_size 4 --ema 0.5".split()
     cell = {"tasks": ["ns2d"], "model": model, "kind": kind, "flags": flags, "seconds": 0.5,
             "seed": 0, "folder": tmp_path / "data", "split": "test"}
     result = baselines.train_baseline(cell, tmp_path / "out", turns.Turns(tmp_path))
@@ -148,7 +141,7 @@ def test_a_short_training_lowers_the_error(tmp_path, monkeypatch, model):
 
 def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, capfd):
     """An operator by its own script beside an FNO; then one operator for two tasks."""
-    tiny = "--model.depth 1 --model.modes 4 --batch_size 4 --unroll 2"
+    tiny = "--model.depth 1 --model.modes 4 --batch_size 4"
     models = [f"operator --model.dim 16 {tiny}", f"fno --model.width 8 {tiny}"]
     common = ["--preset", "small", "--seconds", "0.3", "--seed", "3", "--out", str(tmp_path)]
     assert not accuracy.main(["--task", "advection1d", "--models", *models, *common])
@@ -202,7 +195,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(tmp_path, c
     shutil.rmtree(other)
 
     # two names of one configuration: a row for each, from one training
-    twice = [models[0], f"{models[0]} --whiten 1"]  # 1-D tasks have it anyway
+    twice = [models[0], f"{models[0]} --model.input_whitening 1"]  # 1-D tasks have it anyway
     capfd.readouterr()
     assert not accuracy.main(["--task", "advection1d", "--models", *twice, models[1], *common])
     shown = capfd.readouterr().out
@@ -237,12 +230,11 @@ def test_the_step_benchmark_asks_the_script_for_what_it_means(tmp_path):
 
 def test_a_joint_operator_has_no_flags_of_a_single_task():
     assert accuracy.flags_of("operator", ["advection1d"])[-2:] == ["--model.modes", "129"]
-    assert accuracy.flags_of("operator", ["ns2d"])[-2:] == ["--whiten", "0.5"]
+    assert accuracy.flags_of("operator", ["ns2d"])[-2:] == ["--model.input_whitening", "0.5"]
     joint = accuracy.flags_of("operator --patch 2", ["advection1d", "ns2d"])
     assert joint == [*chosen.FLAGS["operator", 2].split(), "--patch", "2"]
-    cell = {"kind": "operator", "flags": [*joint, "--model.modes", "0", "8"],
-            "tasks": ["advection1d", "ns2d"]}
-    assert accuracy.settings(cell)["model.modes"] == [0, 8]
+    cell = {"kind": "operator", "flags": joint, "tasks": ["advection1d", "ns2d"]}
+    assert accuracy.settings(cell)["patch"] == 2
 
 
 def test_a_joint_operator_is_compared_with_every_single_one(tmp_path, capsys):
@@ -250,7 +242,7 @@ def test_a_joint_operator_is_compared_with_every_single_one(tmp_path, capsys):
         scores = {"rollout": errors, "one_step": errors, "by_lead": [1.0, 2.0]}
         return {"tasks": tasks, "kind": "operator", "scores": {"ns2d": scores}, "seconds": 1.0,
                 "data": {"ns2d": {}}, "device": "CPU", "at": "today", "split": "test", "seed": 0,
-                "steps": 1, "parameters": 1, "batch_size": 1, "step_ms": {"1": 1.0},
+                "steps": 1, "parameters": 1, "batch_size": 1, "step_ms": 1.0,
                 "curve": [(1.0, 0.1)]}
 
     ratios.report("ns2d", {"joint": result(["ns2d", "burgers1d"], [3.0, 3.0]),
@@ -283,14 +275,12 @@ def test_a_baseline_has_the_moves_that_its_recipe_names(tmp_path, monkeypatch, f
     (["--models", "fno --model.wide 3"], "width"), (["--joint", "fno"], "--joint fno"),
     (["--joint", "operator"], "for several tasks"),
     (["--models", "fno --model.wide 3"], "fno --model.wide 3: "), (["--seed", "-1"], "--seed"),
-    (["--models", "unet --tf32 half"], "unet --tf32 half: --tf32 half: it is all, backward, none"),
     (["--models", "unet --model.levels -1"], "--model.levels must be between 0 and 8"),
     (["--models", "fno --model.width 0"], "--model.width must be at least 1"),
     (["--models", "fno", "--lr", "4"], "no field --lr; .* into its quotes: --models"),
     (["--models", "fno --lr '4"], "not closed"), (["--seconds", "inf"], "--seconds"),
     (["--models", "operator --seed=3"], "--seed is the"),
     (["--joint", "operator --no-compile"], "--compile is the benchmark's"),
-    (["--models", "operator --unroll 7"], "--unroll 7: at most 6 here"),
     (["--seconds", "0"], "--seconds"), (["--split", "fit"], "val or test"),
     (["--preset", "tiny"], "--preset tiny: burgers1d has small, medium, pdebench"),
     (["--task", "ns2d", "--preset", "pdebench"], "--preset pdebench: ns2d has small, medium"),
@@ -392,3 +382,30 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", [Conv1d, Conv2d])
+@pytest.mark.parametrize("mode", ["circular", "replicate"])
+@pytest.mark.parametrize("size, stride, padding", [(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1)])
+def test_convolutions_are_those_of_torch(kind, mode, size, stride, padding):
+    torch.manual_seed(0)
+    conv = kind(3, 5, size, stride, padding, padding_mode=mode).double()
+    results = []
+    for forward in (kind.forward, kind.__base__.forward):
+        conv.zero_grad()
+        u = torch.linspace(-1, 1, 2 * 3 * 8 * 6, dtype=torch.float64).sin().requires_grad_()
+        y = forward(conv, u.view(2, 3, 8, 6) if kind is Conv2d else u.view(2, 3, 48))
+        y.square().sum().backward()
+        results.append([y, u.grad, conv.weight.grad.clone(), conv.bias.grad.clone()])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_doubled_grid_has_every_point_twice_along_each_axis(axes):
+    x = torch.randn(2, 3, *[4, 5, 6][:axes], requires_grad=True)
+    fine = doubled(x)
+    assert torch.equal(fine, F.interpolate(x, scale_factor=2))
+    weight = torch.randn_like(fine)
+    ours, = torch.autograd.grad((weight * fine).sum(), x)
+    theirs, = torch.autograd.grad((weight * F.interpolate(x, scale_factor=2)).sum(), x)
+    assert torch.allclose(ours, theirs, atol=1e-6)

@@ -103,15 +103,6 @@ def check(cfg, **bounds):
                 raise UsageError(f"--{name} must be {limits}, not {value}.")
 
 
-def each(name, values, count):
-    """The numbers `values` for each of `count` tasks; a single one stands for all."""
-    values = values if isinstance(values, list | tuple) else (values,)
-    if len(values) not in (1, count):
-        raise UsageError(f"{name} {' '.join(map(str, values))}: give one number, or as many as "
-                         f"there are tasks, {count}.")
-    return [values[i % len(values)] for i in range(count)]
-
-
 def build(cls, values):
     """Make `cls` from a flat dictionary with dotted names, such as `flat` gives."""
     arguments = {}
@@ -129,20 +120,14 @@ def build(cls, values):
 
 
 def flat(cfg):
-    """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON.
-
-    A tuple of equal numbers, one for each task, is that number, which says the same.
-    """
+    """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON."""
     out = {}
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
         if dataclasses.is_dataclass(value):
             out |= {f"{field.name}.{key}": inner for key, inner in flat(value).items()}
-        elif isinstance(value, tuple):
-            alike = len(set(value)) == 1 and not isinstance(value[0], str)
-            out[field.name] = value[0] if alike else list(value)
         else:
-            out[field.name] = value
+            out[field.name] = list(value) if isinstance(value, tuple) else value
     return out
 
 

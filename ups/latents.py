@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from ups.cache.store import Cache, build_cache
-from ups.cache.windows import LatentWindows
-from ups.config import UsageError, each
+from ups.cache.windows import EARLY, LatentWindows
+from ups.config import UsageError
 from ups.data.facts import Facts
 from ups.data.fields import Fields
 from ups.data.find import open_data
@@ -27,6 +27,8 @@ from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ranks import on_main
+
+RESIDENT = 16e9  # bytes of latents that may lie on a GPU; more are memory-mapped
 
 
 @dataclasses.dataclass
@@ -52,22 +54,8 @@ class TaskLatents:
         forced = tuple(3 - len(facts.axes) + k for k, axis in enumerate(facts.axes)
                        if facts.periodic[k] and axis not in facts.shifts)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width, all(facts.periodic),
-                        facts.params, forced, self._kept(), self._change())
-
-    def seen_by(self, whiten, fine=0):
-        """The spec, with latents that go into an operator as its `whiten` says, of mean square 1,
-        and, for an operator that is `fine`, the points of a token.
-
-        The last components, made as large as the first, have the longest tails: at a front they are
-        thirty deviations, and drown what is smooth.
-        """
-        root = self.codec.weight.double().cpu() ** ((1 - whiten) / 2)
-        seen = root / root.square().mean().sqrt()
-        spec = dataclasses.replace(self.spec, seen=tuple(seen.tolist()))
-        if not fine:
-            return spec
-        points = (self.codec.basis * self.codec.scale).tolist()
-        return dataclasses.replace(spec, points=tuple(map(tuple, points)), patch=self.codec.patch)
+                        facts.params, forced, self._kept(), self._change(),
+                        tuple(self.codec.weight.tolist()))
 
     def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""
@@ -153,27 +141,25 @@ class TaskLatents:
         return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
 
 
-def check_codec(cfg, fine=0):
-    """Refuse what is no kind of codec and no number of components, and `fine` without patches."""
+def check_codec(cfg):
+    """Refuse what is no kind of codec and no number of components."""
     if cfg.codec not in ("patch", "grid"):
         raise UsageError(f"--codec {cfg.codec}: it is patch or grid.")
-    if fine and cfg.codec != "patch":
-        raise UsageError(f"--codec {cfg.codec}: it is patch, as --fine needs it.")
     if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
 
 
-def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, **codec):
+def open_latents(accelerator, cfg, split, length=1, early=EARLY, **codec):
     """The `tasks` of `cfg`, `windows` of their latents to train on, and their `lineage`.
 
-    `length`, `shortest` and `early` are those of LatentWindows. `codec` may override where a codec
+    `length` and `early` are those of LatentWindows. `codec` may override where a codec
     is and how it is fitted: `folder`, `components`. Every rank calls, and gets any failure.
     """
     tasks, device = open_tasks(accelerator, cfg, split, **codec), accelerator.device
-    windows = LatentWindows([task.cache for task in tasks], length, shortest, early)
+    windows = LatentWindows([task.cache for task in tasks], length, early)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
-        if size < min(cfg.resident * 1e9, torch.cuda.mem_get_info(device)[0] / 4):
+        if size < min(RESIDENT, torch.cuda.mem_get_info(device)[0] / 4):
             windows.move(device)
     lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
     lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
@@ -183,16 +169,14 @@ def open_latents(accelerator, cfg, split, length=1, shortest=math.inf, early=1, 
 def open_tasks(accelerator, cfg, split=None, **codec):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
     sets = on_main(accelerator, open_data, cfg)
-    patches = each("--patch", cfg.patch, len(sets))
-    tasks = [_open_task(accelerator, cfg, fields, split, patch, **codec)
-             for fields, patch in zip(sets, patches, strict=True)]
+    tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
         task.params = max(len(t.facts.params) for t in tasks)
     return tasks
 
 
-def _open_task(accelerator, cfg, fields, split, patch, folder=None, components=None):
+def _open_task(accelerator, cfg, fields, split, folder=None, components=None):
     name = fields.facts.name
     kind = "patch" if folder else cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
@@ -200,7 +184,7 @@ def _open_task(accelerator, cfg, fields, split, patch, folder=None, components=N
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks {name}`, "
                          "or use --codec patch.")
-    asked = {"patch": patch, "components": str(components or cfg.components)}
+    asked = {"patch": cfg.patch, "components": str(components or cfg.components)}
     if asked["components"] == "auto":
         asked["error"] = cfg.codec_error
     on_main(accelerator, _fit_codec, folder, cfg, fields, asked)

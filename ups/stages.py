@@ -14,6 +14,7 @@ from torch import nn
 
 from ups.config import UsageError
 from ups.files import read_json
+from ups.models.body import BodyConfig
 from ups.models.corrector import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
@@ -32,7 +33,7 @@ class Loaded:
 
 def load_operator(run):
     def build(config, tasks):
-        return LatentOperator(OperatorConfig(**config["model"]), tasks, config["fine"])
+        return LatentOperator(OperatorConfig(**config["model"]), tasks)
 
     return load_stage(run, "operator", build)
 
@@ -41,7 +42,7 @@ def load_corrector(run, stage, operator):
     """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
     def build(config, tasks):
         tables = [torch.ones(shape) for shape in config["tables"]]
-        return Corrector(OperatorConfig(**config["model"]), tasks, tables, stage)
+        return Corrector(BodyConfig(**config["model"]), tasks, tables, stage)
 
     loaded = load_stage(run, stage, build)
     if loaded.config["lineage"]["operator"] != operator.mark:

@@ -7,7 +7,7 @@ import torch
 
 from ups.config import UsageError
 from ups.latents import open_tasks
-from ups.models.latent_operator import OperatorConfig
+from ups.models.body import BodyConfig
 from ups.models.steady import SteadyPrior, orientations, size_of, turned
 from ups.stages import load_operator, load_stage
 from ups.train.step import eager
@@ -16,7 +16,7 @@ from ups.train.step import eager
 def load_steady(run):
     """The frozen prior of a finished stage, as `load_operator` gives an operator."""
     def build(config, tasks):
-        return SteadyPrior(*(OperatorConfig(**config[key]) for key in ("model", "denoiser")),
+        return SteadyPrior(*(BodyConfig(**config[key]) for key in ("model", "denoiser")),
                            *tasks)
 
     return load_stage(run, "steady", build)

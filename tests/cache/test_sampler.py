@@ -2,10 +2,7 @@
 
 from collections import Counter
 
-import pytest
-
 from ups.cache.sampler import StepSampler
-from ups.config import UsageError
 
 
 def sampler(**options):
@@ -27,14 +24,13 @@ def test_a_batch_is_a_function_of_seed_and_step():
 
 
 def test_a_batch_is_of_one_task_and_any_block_is_balanced():
-    shares = [1, 3, 2]
     tasks = []
-    for batch in sampler(shares=shares):
+    for batch in sampler():
         task, = {task for _, _, (task, _) in batch}
         tasks.append(task)
-    for first in range(60 - 6):
-        counts = Counter(tasks[first:first + 6])
-        assert [counts[task] for task in range(3)] == shares
+    for first in range(60 - 3):
+        counts = Counter(tasks[first:first + 3])
+        assert [counts[task] for task in range(3)] == [1, 1, 1]
     orders = {tuple(next(iter(b))[2][0] for b in sampler(seed=seed, steps=3)) for seed in range(20)}
     assert len(orders) == 6  # the seed decides which task comes first
 
@@ -55,8 +51,3 @@ def test_windows_come_again_only_when_all_were_seen():
 def test_a_task_smaller_than_a_batch_goes_round():
     batch = sampler(sizes=[3], steps=1).batch(0)
     assert sorted(Counter(window for _, _, (_, window) in batch).values()) == [2, 3, 3]
-
-
-def test_wrong_use_is_a_sentence():
-    with pytest.raises(UsageError, match="give one number, or as many as there are tasks, 3"):
-        sampler(shares=[1, 2])

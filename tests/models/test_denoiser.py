@@ -6,9 +6,10 @@ import re
 import pytest
 import torch
 
+from ups.models.body import BODIES, BodyConfig
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, denoising_loss, precondition
-from ups.models.latent_operator import BODIES, OperatorConfig, TaskSpec
+from ups.models.latent_operator import TaskSpec
 
 LINE = TaskSpec("line", (1, 1, 16), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 6, 8), 6, False, ("beta", "nu"))
@@ -19,7 +20,7 @@ each_body = pytest.mark.parametrize("body", BODIES)
 def make(body, channels=3, started=True):
     """A small denoiser; `started` moves the zero-initialised weights away from zero."""
     torch.manual_seed(0)
-    config = OperatorConfig(body=body, dim=16, depth=3, heads=2, modes=4, window=4)
+    config = BodyConfig(body=body, dim=16, depth=3, heads=2, modes=4, window=4)
     model = Denoiser(config, MIX, channels)
     if started:
         for name, weight in model.named_parameters():

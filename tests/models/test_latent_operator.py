@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from ups.config import UsageError
 from ups.models import fourier
-from ups.models.codec import from_patches, to_patches
+from ups.models.body import BODIES
 from ups.models.fourier import FourierMixer, fourier_basis
-from ups.models.latent_operator import BODIES, LatentOperator, OperatorConfig, TaskSpec
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.models.layers import Grid, Own, WindowAttention, bounded
-from ups.models.points import Conv1d, Conv2d, doubled
 
 LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
@@ -22,25 +21,17 @@ CUBE = TaskSpec("cube", (4, 4, 4), 3, True)
 MIX = (LINE, PLATE, CUBE)
 
 
-def with_points(task, channels, patch):
-    """A task whose latents have points by some matrix (K, D) of rank D."""
-    rows, generator = channels * math.prod(patch), torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(rows, task.width, generator=generator))[0]
-    return dataclasses.replace(task, points=tuple(map(tuple, basis.tolist())), patch=patch)
-
-
-FINE = [with_points(LINE, 1, (8,)), with_points(PLATE, 2, (2, 2)), with_points(CUBE, 1, (2, 2, 2))]
 each_body = pytest.mark.parametrize("body", BODIES)
 
 
-def make(body, tasks=(LINE,), started=True, fine=0, **options):
+def make(body, tasks=(LINE,), started=True, **options):
     """A small operator; `started` moves the zero-initialised weights away from zero."""
     torch.manual_seed(0)
     options = {"dim": 16, "depth": 3, "heads": 2, "modes": 8, "window": 4} | options
-    model = LatentOperator(OperatorConfig(body=body, **options), tasks, fine)
+    model = LatentOperator(OperatorConfig(body=body, **options), tasks)
     if started:
         for name, weight in model.named_parameters():
-            if "modulation" in name or "body.out" in name or re.search(r"points.\d.out", name):
+            if "modulation" in name or "body.out" in name:
                 torch.nn.init.normal_(weight, std=0.3)
     return model
 
@@ -78,92 +69,6 @@ def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
     assert model.body.task[task].grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("task", range(3))
-def test_convolutions_on_the_points_start_at_zero_and_are_each_tasks_own(task):
-    model = make("fourier", FINE, started=False, fine=2)
-    z0, dt, cond = batch(model, task)
-    assert torch.equal(model(z0, dt, cond, task), z0)
-    model = make("fourier", FINE, fine=2)
-    z0[..., FINE[task].width:] = 7.0
-    z1 = model(z0, dt, cond, task)
-    z1.square().sum().backward()
-    for name, p in model.named_parameters():
-        owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)|^points\.(\d)", name)
-        mine = not owner or int(owner[1] or owner[2]) == task
-        assert (p.grad is not None) == mine, name
-    assert torch.equal(z1[..., FINE[task].width:], z0[..., FINE[task].width:])
-    assert {id(p) for p in model.points[task].hidden.parameters()} <= {
-        id(p) for p in model.hidden.parameters()}
-
-
-@pytest.mark.parametrize("patch", [(2, 2), (4, 12), (8, 8)])
-def test_convolutions_on_the_points_see_neighbours_across_the_edges_of_tokens(patch):
-    """Of the whole update only theirs is left: convolutions of the points, of large tokens on a
-    grid of half as many too."""
-    spec = with_points(PLATE, 2, patch)
-    model = make("fourier", [spec], fine=3).double()
-    for p in model.body.parameters():
-        torch.nn.init.zeros_(p)
-    own, (z0, dt, cond) = model.points[0], batch(model, dtype=torch.float64)
-    u = from_patches(z0 @ own.basis.T, patch, spec.tokens[1:])
-    part, grids = own.hidden, {(2, 2): 1, (4, 12): 2, (8, 8): 3}[patch]
-    assert len(part["down"]) == len(part["up"]) == grids
-    features = [part["down"][0](own.inp(u))]
-    for level in range(1, grids):
-        features.append(part["down"][level](part["merge"][level - 1](features[-1])))
-        cell = [n >> level for n in patch]
-        assert features[-1].shape[1:] == (3 << level, 9 * cell[0], 16 * cell[1])
-    assert own.width == (3 << grids - 1) * math.prod(patch) // 4 ** (grids - 1)
-    y = part["up"][-1](features.pop())
-    for level in reversed(range(grids - 1)):
-        y = part["split"][level](y).repeat_interleave(2, 2).repeat_interleave(2, 3)
-        y = part["up"][level](features[level] + y)
-    update = own.out(y)
-    assert update.shape[2:] == (9 * patch[0], 16 * patch[1])
-    back = torch.linalg.pinv(own.basis) * (own.basis.square().sum(1).mean().sqrt())
-    expected = z0 + to_patches(update, patch) @ back.T
-    torch.testing.assert_close(model(z0, dt, cond), expected, rtol=0, atol=1e-6)
-    z1 = z0.clone()
-    z1[:, 4 * 16 + 8] += 1  # the token in the middle reaches its neighbours, not the far ones
-    moved = (model(z1, dt, cond) - model(z0, dt, cond)).abs().amax((0, 2)).view(9, 16) > 1e-12
-    assert moved[4, 9] and moved[3, 8] and not moved[0].any() and not moved[:, 13:].any()
-
-
-@pytest.mark.parametrize("kind", [Conv1d, Conv2d])
-@pytest.mark.parametrize("mode", ["circular", "replicate"])
-@pytest.mark.parametrize("size, stride, padding", [(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1)])
-def test_convolutions_are_those_of_torch(kind, mode, size, stride, padding):
-    torch.manual_seed(0)
-    conv = kind(3, 5, size, stride, padding, padding_mode=mode).double()
-    results = []
-    for forward in (kind.forward, kind.__base__.forward):
-        conv.zero_grad()
-        u = torch.linspace(-1, 1, 2 * 3 * 8 * 6, dtype=torch.float64).sin().requires_grad_()
-        y = forward(conv, u.view(2, 3, 8, 6) if kind is Conv2d else u.view(2, 3, 48))
-        y.square().sum().backward()
-        results.append([y, u.grad, conv.weight.grad.clone(), conv.bias.grad.clone()])
-    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
-
-
-@each_body
-@pytest.mark.parametrize("own, blocks", [(0, ""), (1, "0123"), (2, "13"), (3, "2"), (5, "")])
-def test_every_nth_block_has_an_mlp_for_each_task(body, own, blocks):
-    """Another task's MLPs do not touch a result, its own do; a single task has nothing twice."""
-    model = make(body, MIX, depth=4, own=own)
-    chain = [block for stage in model.body.stages for block in stage]
-    assert "".join(str(i) for i, b in enumerate(chain) if isinstance(b.mlp, Own)) == blocks
-    inputs = batch(model, 1)
-    before = model(*inputs, 1)
-    for i in blocks:
-        assert len(chain[int(i)].mlp) == 3
-        torch.nn.init.ones_(chain[int(i)].mlp[0].inp.weight)
-    assert torch.equal(model(*inputs, 1), before)
-    for i in blocks:
-        torch.nn.init.ones_(chain[int(i)].mlp[1].inp.weight)
-    assert torch.equal(model(*inputs, 1), before) == (not blocks)
-    assert not isinstance(make(body, own=1).body.stages[0][0].mlp, Own)
-
-
 @each_body
 @pytest.mark.parametrize("tokens", [(1, 1, 32), (1, 16, 32)])
 def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
@@ -179,16 +84,6 @@ def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
     moved = model(shift(z0), dt, cond)
     torch.testing.assert_close(moved, shift(model(z0, dt, cond)), rtol=0, atol=1e-5)
     assert (moved - model(z0, dt, cond)).abs().max() > 0.1
-
-
-def test_convolutions_on_the_points_go_around_the_circle():
-    model = make("fourier", FINE[:1], fine=2).double()
-    z0, dt, cond = batch(model, dtype=torch.float64)
-    z1 = model(z0, dt, cond)
-    torch.testing.assert_close(model(z0.roll(3, 1), dt, cond), z1.roll(3, 1), rtol=0, atol=1e-5)
-    plain = make("fourier", FINE[:1], fine=2).double()
-    torch.nn.init.zeros_(plain.points[0].out.weight)
-    assert (plain(z0, dt, cond) - z1).abs().max() > 0.1
 
 
 @each_body
@@ -283,11 +178,11 @@ def test_wrong_configurations_are_refused():
     with pytest.raises(UsageError, match="mlp_ratio must be at least 0.1, not nan"):
         OperatorConfig(mlp_ratio=float("nan"))
     with pytest.raises(UsageError, match="modes must be at least 0, not -1"):
-        OperatorConfig(modes=(8, -1))
-    with pytest.raises(ValueError, match="kernel 5 4 must be odd"):
-        OperatorConfig(kernel=(5, 4))
-    with pytest.raises(UsageError, match="kernel : give one number"):
-        OperatorConfig(kernel=()).of_tasks(2)
+        OperatorConfig(modes=-1)
+    with pytest.raises(ValueError, match="kernel 4 must be odd"):
+        OperatorConfig(kernel=4)
+    with pytest.raises(UsageError, match="input_whitening must be between 0 and 1, not 2"):
+        OperatorConfig(input_whitening=2)
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -331,19 +226,6 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
     padded = F.pad(x[:, 0].movedim(-1, 1), (2,) * 4, mode="circular" if periodic else "replicate")
     expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
     torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
-
-
-def test_each_task_may_have_its_own_waves_and_kernel():
-    """Which outputs the first token reaches: near ones without waves, all with them."""
-    model = make("fourier", (LINE,) * 3, depth=1, modes=(0, 0, 2), kernel=(3, 5, 3)).double()
-    z, *inputs = batch(model, dtype=torch.float64)
-    other = z + F.pad(torch.ones(1, 4), (0, 0, 0, 31))
-    for task, reached in enumerate(([0, 1, 31], [0, 1, 2, 30, 31], [*range(32)])):
-        change = (model(other, *inputs, task) - model(z, *inputs, task)).abs().amax((0, 2))
-        assert change.nonzero().flatten().tolist() == reached
-    with pytest.raises(UsageError, match="kernel 3 5: .* as there are tasks, 3"):
-        make("fourier", (LINE,) * 3, kernel=(3, 5))
-    assert OperatorConfig(modes=4) == OperatorConfig(modes=[4])  # of a file, or an older run
 
 
 @pytest.mark.parametrize("task, waves", [(LINE, 17), (PLATE, max(PLATE.tokens))])
@@ -430,21 +312,29 @@ def test_a_step_is_in_units_of_the_typical_change(body):
 
 
 @each_body
-def test_latents_go_in_as_they_are_seen(body):
-    z, seen = torch.randn(2, 32, 4), (2.0, 1.0, 0.5, 0.1)
-    plain, half = make(body), make(body, [dataclasses.replace(LINE, seen=seen)])
-    dt, cond = torch.full((2,), 0.1), torch.zeros(2, 1)
-    scaled = z * torch.tensor(seen)
-    assert torch.allclose(half(z, dt, cond) - z, plain(scaled, dt, cond) - scaled, atol=1e-6)
-    assert not torch.allclose(half(z, dt, cond), plain(z, dt, cond), atol=1e-2)
+def test_every_second_block_has_an_mlp_for_each_task(body):
+    """Another task's MLP does not touch a result, its own does; a single task has nothing twice."""
+    model = make(body, MIX, depth=4)
+    chain = [block for stage in model.body.stages for block in stage]
+    assert [isinstance(block.mlp, Own) for block in chain] == [False, True, False, True]
+    inputs = batch(model, 1)
+    before = model(*inputs, 1)
+    torch.nn.init.ones_(chain[1].mlp[0].inp.weight)
+    assert torch.equal(model(*inputs, 1), before)
+    torch.nn.init.ones_(chain[1].mlp[1].inp.weight)
+    assert not torch.equal(model(*inputs, 1), before)
+    assert not any(isinstance(b.mlp, Own) for b in make(body, depth=4).body.stages[0])
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_a_doubled_grid_has_every_point_twice_along_each_axis(axes):
-    x = torch.randn(2, 3, *[4, 5, 6][:axes], requires_grad=True)
-    fine = doubled(x)
-    assert torch.equal(fine, F.interpolate(x, scale_factor=2))
-    weight = torch.randn_like(fine)
-    ours, = torch.autograd.grad((weight * fine).sum(), x)
-    theirs, = torch.autograd.grad((weight * F.interpolate(x, scale_factor=2)).sum(), x)
-    assert torch.allclose(ours, theirs, atol=1e-6)
+@each_body
+@pytest.mark.parametrize("whitening, scale", [
+    (0.0, [1.5, 1.0, 0.75, 0.25]), (0.5, [1.5**0.5, 1.0, 0.75**0.5, 0.5]), (1.0, [1.0] * 4)])
+def test_latents_go_in_whitened(body, whitening, scale):
+    """`weight` is the variance that a channel has in the field."""
+    plain = make(body, input_whitening=whitening)
+    weight = (1.5**2, 1.0, 0.75**2, 0.25**2)
+    seen = make(body, [dataclasses.replace(LINE, weight=weight)], input_whitening=whitening)
+    z, dt, cond = batch(plain)
+    scale = torch.tensor(scale)
+    scaled = z * scale / scale.square().mean().sqrt()
+    assert torch.allclose(seen(z, dt, cond) - z, plain(scaled, dt, cond) - scaled, atol=1e-6)

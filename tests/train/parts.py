@@ -25,6 +25,7 @@ from ups.cache.sampler import StepSampler
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.optim import set_lr
 from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
@@ -127,14 +128,13 @@ def train(name, strategy, folder):
         torch.compiler.reset()
         model.compile(dynamic=False, backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k))
     sampler = StepSampler([WINDOWS] * len(part.tasks), cfg.batch_size, cfg.steps, cfg.seed)
     loader = DataLoader(Windows(part.tasks, dtype), batch_sampler=sampler, collate_fn=whole_batch)
-    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
     backward = Backward(run, model, loss, cfg.micro_batch)
-    run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-               backward=backward, lineage={})
+    run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+               lineage={})
     record = {"world": accelerator.num_processes, "start": run.step, "losses": [], "norms": [],
               "with": [], "kind": str(accelerator.distributed_type)}
     named = dict(accelerator.unwrap_model(model).named_parameters())
@@ -144,8 +144,8 @@ def train(name, strategy, folder):
         grads = {f"grad/{name}": full(p.grad) for name, p in named.items() if p.grad is not None}
         record["with"].append([batch["task"], sorted(grads)])
         record["norms"].append(float(full(accelerator.clip_grad_norm_(model.parameters(), 0.1))))
+        set_lr(optimizer, 1e-2 / run.step)
         optimizer.step()
-        scheduler.step()
         ema.update(model)
         if run.every(2):
             ema.keep_best(record["losses"][-1])

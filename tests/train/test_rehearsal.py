@@ -17,7 +17,7 @@ import train_operator as script
 from ups.data.make import make
 from ups.train import rehearsal
 
-TINY = ["--steps", "12", "--batch_size", "8", "--unroll", "3", "--eval_every", "6", "--save_every",
+TINY = ["--steps", "12", "--batch_size", "8", "--eval_every", "6", "--save_every",
         "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2", "--model.modes", "4",
         "--val_trajectories", "4"]
 

@@ -20,6 +20,7 @@ from ups.config import command, parse
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train import noise
 from ups.train.ema import EMA
+from ups.train.optim import set_lr
 from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
@@ -72,22 +73,21 @@ def train(run, cfg, wrap=lambda model: model):
     model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
     model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (1 + k))
     sampler = StepSampler([60], cfg.batch_size, cfg.steps, cfg.seed)
     loader = DataLoader(Windows(dtype), batch_sampler=sampler, collate_fn=whole)
-    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
     backward = Backward(run, model, loss, cfg.micro_batch)
-    run.resume(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, sampler=sampler,
-               backward=backward, lineage={"data": "seven"})
+    run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
+               lineage={"data": "seven"})
     seen = []
     for batch in run.progress(loader):
         seen.append(batch["index"])
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
         value = backward(batch)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        set_lr(optimizer, cfg.lr / run.step)
         optimizer.step()
-        scheduler.step()
         ema.update(model)
         if run.step == TERM_AT and accelerator.process_index == accelerator.num_processes - 1:
             os.kill(os.getpid(), signal.SIGTERM)

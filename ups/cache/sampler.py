@@ -1,16 +1,14 @@
 """Batch k is a pure function of (seed, k): a run resumes with `start = k`, on any number of ranks.
 
-Every batch is of one task. A random order of sum(shares) tasks, task t shares[t] times in it, is
-repeated for ever, so that any sum(shares) consecutive steps hold each task shares[t] times. The
-j-th batch of task t takes places j * B to (j + 1) * B - 1 of its endless list, permutation after
-permutation of its windows: none comes again before all have been seen.
+Every batch is of one task. A random order of the tasks is repeated for ever, so that as many
+consecutive steps as there are tasks hold each of them once. The j-th batch of a task takes places
+j * B to (j + 1) * B - 1 of its endless list, permutation after permutation of its windows: none
+comes again before all have been seen.
 """
 
 import hashlib
 
 import torch
-
-from ups.config import each
 
 
 class StepSampler:
@@ -18,13 +16,11 @@ class StepSampler:
 
     drop_last = True
 
-    def __init__(self, sizes, batch_size, steps, seed, shares=(1,), start=0):
+    def __init__(self, sizes, batch_size, steps, seed, start=0):
         self.sizes, self.batch_size, self.steps = list(sizes), batch_size, steps
         self.seed, self.start = seed, start
-        self.shares = each("shares", shares, len(sizes))
-        tasks = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.shares))
         self.rounds = [{} for _ in sizes]  # per task, the permutations in use
-        self.order = tasks[_permutation(len(tasks), seed)].tolist()
+        self.order = _permutation(len(sizes), seed).tolist()
 
     def __len__(self):
         return max(0, self.steps - self.start)
@@ -36,8 +32,7 @@ class StepSampler:
         """The global batch of one step."""
         block, place = divmod(step, len(self.order))
         task = self.order[place]
-        number = block * self.shares[task] + self.order[:place].count(task)
-        size, first = self.sizes[task], number * self.batch_size
+        size, first = self.sizes[task], block * self.batch_size
         known, last = self.rounds[task], first + self.batch_size
         rounds = range(first // size, -(-last // size))  # several where the windows are used up
         self.rounds[task] = {r: known[r] if r in known else _permutation(size, self.seed, task, r)

@@ -5,26 +5,23 @@ a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choic
 in one call and never copied before. Window w of a task starts at frame w % (T - L) of trajectory
 w // (T - L); L = min(length, T - 1); `starts_of` may list early frames more often. Latents that are
 few enough may lie on the GPU, all of them: a batch is then gathered there.
-
-Whoever may use less than a whole window says how many steps at least, S: a trajectory then has
-T - S starts, and windows too close to the end are read from earlier on, with `begin` (B,) the place
-of their start.
 """
 
 import math
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
+
+EARLY = 8  # times that a trajectory's first frame is listed, see `starts_of`
 
 
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
-    def __init__(self, caches, length, shortest=math.inf, early=1):
-        self.caches = list(caches)
+    def __init__(self, caches, length, early=1):
+        self.caches, self.early = list(caches), early
         self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
-        self.shortest, self.early = shortest, early
-        self.starts = [starts_of(cache.shape[1] - min(shortest, steps), early)
+        self.starts = [starts_of(cache.shape[1] - steps, early)
                        for cache, steps in zip(self.caches, self.lengths, strict=True)]
         self.sizes = [len(cache) * len(starts)
                       for cache, starts in zip(self.caches, self.starts, strict=True)]
@@ -38,7 +35,7 @@ class LatentWindows(Dataset):
         self.inputs = [_joined(cache.inputs) for cache in self.caches]
 
     def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
-        return LatentWindows, (self.caches, max(self.lengths), self.shortest, self.early)
+        return LatentWindows, (self.caches, max(self.lengths), self.early)
 
     def __len__(self):
         return sum(self.sizes)
@@ -61,16 +58,14 @@ class LatentWindows(Dataset):
         task, cache, windows = tasks[0], self.caches[tasks[0]], torch.tensor(windows)
         starts = self.starts[task]
         trajectory, start = windows // len(starts), starts[windows % len(starts)]
-        first = start.clamp(max=cache.shape[1] - 1 - self.lengths[task])
-        where = torch.stack([trajectory, first, start - first, torch.tensor(rows)])
+        where = torch.stack([trajectory, start, torch.tensor(rows)])
         if self.device.type == "cuda":  # one copy, that does not wait for the step before
             where = where.pin_memory().to(self.device, non_blocking=True)
-        trajectory, first, begin, rows = where
+        trajectory, start, rows = where
         batch = {} if self.inputs[task] is None else {
-            "inputs": self._inputs(task, trajectory, first)}
+            "inputs": self._inputs(task, trajectory, start)}
         return batch | {
-            "z": self._gather(task, trajectory, first),
-            "begin": begin,
+            "z": self._gather(task, trajectory, start),
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
             "cond": self.conds[task][trajectory],
             "mask": self.masks[task],
@@ -95,7 +90,7 @@ class LatentWindows(Dataset):
             rows = trajectory * frames + start
             z = views[0].index_select(0, rows).view(len(rows), -1, tokens, width).float()
             return _pad(z, len(self.masks[task]))
-        z = empty_batch(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))
+        z = torch.empty(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))
         plain = z.dtype == cache.z[0].dtype and z.shape[3] == width
         out = z.flatten(1) if plain else None  # else by way of a copy
         count = len(cache.z[0])  # trajectories in a shard
@@ -109,17 +104,6 @@ class LatentWindows(Dataset):
             z[..., :width] = read.view(*z.shape[:3], width)
             z[..., width:] = 0
         return z
-
-
-def empty_batch(*shape):
-    """A float32 tensor; in a loader worker it lies in shared memory, from where it is sent.
-
-    Otherwise the loader copies it there, and the heap of the worker grows by hundreds of MB.
-    """
-    if get_worker_info() is None:
-        return torch.empty(shape)
-    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))
-    return torch.empty(0).set_(storage, 0, shape)
 
 
 def starts_of(count, early):

@@ -10,11 +10,13 @@ shifts by multiples of 2**levels * window tokens, the period of its coarsest win
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.config import check
 from ups.models.fourier import FourierMixer, all_waves
 from ups.models.layers import (
     Block,
@@ -25,7 +27,39 @@ from ups.models.layers import (
     WindowAttention,
     bounded,
 )
-from ups.models.precision import ExactLinear
+
+BODIES = ("fourier", "plain", "pdet")
+NORMS = ("bounded", "layer")
+OWN_MLP = 2  # of several tasks, every n-th block has an MLP for each
+
+
+@dataclass(frozen=True)
+class BodyConfig:
+    body: str = "fourier"   # fourier, plain (full attention) or pdet (attention in windows)
+    dim: int = 64           # width of the residual stream
+    depth: int = 6          # blocks in all
+    mlp_ratio: float = 2.0  # hidden width of the MLP / dim
+    norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
+    modes: int = 8          # fourier: waves of an axis, at most all; 0: none
+    kernel: int = 5         # fourier: tokens of a convolution; 3 suits 2-D
+    heads: int = 4          # plain, pdet: attention heads at full resolution
+    window: int = 8         # pdet: tokens of a window along each axis
+    levels: int = 1         # pdet: how often tokens are merged
+
+    def __post_init__(self):
+        if self.body not in BODIES:
+            raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
+        if self.norm not in NORMS:
+            raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}.")
+        counts = dict.fromkeys(("dim", "depth", "kernel", "heads", "window"), (1, math.inf))
+        check(self, mlp_ratio=(0.1, math.inf), modes=(0, math.inf), levels=(0, math.inf), **counts)
+        if self.dim % (2 * self.heads):
+            raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
+        if self.body == "pdet" and self.depth < 2 * self.levels + 1:
+            raise ValueError(f"depth {self.depth} must be at least {2 * self.levels + 1}: pdet has "
+                             f"{self.levels} levels.")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel} must be odd.")
 
 
 class TokenBody(nn.Module):
@@ -35,7 +69,7 @@ class TokenBody(nn.Module):
     the same name share one slot of the condition.
     """
 
-    def __init__(self, config, tasks, inputs, outputs, scalars, exact=False):
+    def __init__(self, config, tasks, inputs, outputs, scalars):
         super().__init__()
         self.config, self.tasks = config, tuple(tasks)
         self.axes = [a for a in range(3)  # of the token grid, that some task has
@@ -44,9 +78,8 @@ class TokenBody(nn.Module):
 
         dim = config.dim
         # the first and the last layer are each task's own, as its latents are
-        linear = ExactLinear if exact else nn.Linear
-        self.inp = nn.ModuleList(linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
-        self.out = nn.ModuleList(linear(dim, outputs) for _ in self.tasks)
+        self.inp = nn.ModuleList(nn.Linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
+        self.out = nn.ModuleList(nn.Linear(dim, outputs) for _ in self.tasks)
         for p in self.out.parameters():
             nn.init.zeros_(p)
         self.task = nn.ParameterList(0.1 * torch.randn(dim) for _ in self.tasks)
@@ -86,10 +119,9 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            sizes = zip(self.tasks, c.of_tasks(len(self.tasks)), strict=True)
             mixer = Own(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1],
-                                     min(modes, all_waves(task.tokens, task.periodic)), kernel)
-                        for task, (modes, kernel) in sizes)
+                                     min(c.modes, all_waves(task.tokens, task.periodic)), c.kernel)
+                        for task in self.tasks)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
@@ -99,7 +131,7 @@ class TokenBody(nn.Module):
         def mlp():
             return GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
 
-        own = len(self.tasks) > 1 and c.own and (i + 1) % c.own == 0
+        own = len(self.tasks) > 1 and (i + 1) % OWN_MLP == 0
         return Block(mixer, Own(mlp() for _ in self.tasks) if own else mlp(), c.norm)
 
     @property

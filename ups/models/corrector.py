@@ -43,6 +43,11 @@ class Corrector(nn.Module):
         for index, table in enumerate(tables):
             self.register_buffer(f"table{index}", table)
 
+    @property
+    def hidden(self):
+        """The layers whose matrices are Muon's."""
+        return self.net.body.hidden
+
     def leads(self, task):
         """The steps of the roll-outs that it was trained on"""
         return self.get_buffer(f"table{task}").shape[1]

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ups.train.muon import OPTIONS
+from ups.train.optim import OPTIONS
 
 
 def local(tensors):

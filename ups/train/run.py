@@ -84,12 +84,12 @@ class Run:
 
     # ---- the loop
 
-    def resume(self, *, model, optimizer, scheduler, ema, sampler, backward, lineage):
+    def resume(self, *, model, optimizer, ema, sampler, backward, lineage):
         """Load the newest sound checkpoint, if any, and let the sampler start where it ended.
 
         `lineage` names what the stage is built on by fingerprint; another one is refused.
         """
-        self.parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
+        self.parts = dict(model=model, optimizer=optimizer, ema=ema)
         self.backward, self.lineage, self.round = backward, lineage, len(sampler.order)
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
@@ -108,8 +108,6 @@ class Run:
                                  "put it back, or give another --run.")
         inner = optimizer.optimizer
         restore_state(self.accelerator, tensors, state["optimizer"], model, inner, ema)
-        del state["scheduler"]["base_lrs"]  # from the configuration, and perhaps a tensor
-        scheduler.load_state_dict(state["scheduler"])
         ema.updates.fill_(state["ema_updates"])
         ema.best_score = math.inf if state["best_score"] is None else state["best_score"]
         known, given = state["micro_batch"], state["config"]["micro_batch"]
@@ -186,8 +184,7 @@ class Run:
     def loader_options(self, windows=None):
         """Arguments of a DataLoader: a systems choice, the same in every stage."""
         pin = self.accelerator.device.type == "cuda" and not (windows and windows.resident)
-        return {"num_workers": self.cfg.workers, "pin_memory": pin,
-                "prefetch_factor": self.cfg.prefetch if self.cfg.workers else None}
+        return {"num_workers": self.cfg.workers, "pin_memory": pin}
 
     def save(self):
         """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
@@ -202,7 +199,6 @@ class Run:
         ema, best = self.parts["ema"], self.parts["ema"].best_score
         groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
         state = {"step": self.step, "optimizer": groups, "lineage": self.lineage,
-                 "scheduler": self.parts["scheduler"].state_dict(),
                  "ema_updates": float(ema.updates),
                  "best_score": best if math.isfinite(best) else None,
                  "micro_batch": self.backward.micro_batch if self.backward.splits else 0,

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
 
-from ups.models.precision import TF32, products
+from ups.models import precision
+from ups.models.precision import products
 from ups.train.ranks import PeerFailed
 
 OUT_OF_MEMORY = (
@@ -44,18 +45,15 @@ def compile_model(model, tasks=1):
     model.compile(dynamic=False)
 
 
-def fused(function):
-    """A function of tensors, compiled for CUDA graphs: its many small kernels become a few.
-
-    They are made contiguous: else each length of the windows that they are cut from would compile.
-    """
-    compiled = functools.cache(lambda: torch.compile(function, dynamic=False))
+def fused(function=None, **options):
+    """A function that is compiled inside CUDA graphs: its many small kernels become a few."""
+    if function is None:
+        return functools.partial(fused, **options)
+    compiled = functools.cache(lambda: torch.compile(function, dynamic=False, **options))
 
     @functools.wraps(function)
-    def call(*tensors):
-        if not Captured.running:
-            return function(*tensors)
-        return compiled()(*[x.contiguous() for x in tensors])
+    def call(*args):
+        return (compiled() if Captured.running else function)(*args)
 
     return call
 
@@ -119,7 +117,7 @@ class Backward:
     """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
 
     `loss(model, batch) -> (B,)` gives per-sample values. Every tensor of the batch has the rows
-    first, but for the `shared` ones; what is not a tensor (`task`, `unroll`) is part of the shape
+    first, but for the `shared` ones; what is not a tensor (`task`) is part of the shape
     of the computation. With `graphs`, forward and backward of a chunk are captured once for each
     shape and replayed.
     """
@@ -129,7 +127,6 @@ class Backward:
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.micro_batch, self.shared = micro_batch, shared
-        self.precisions = TF32[run.cfg.tf32 if self.accelerator.device.type == "cuda" else "none"]
         self.splits = 0  # how often memory ran out so far, on any rank
         self.graphs = {} if graphs else None  # shape -> (its inputs, its computation)
         params = [p for p in model.parameters() if p.requires_grad]
@@ -197,11 +194,12 @@ class Backward:
     def _chunk(self, chunk, rows):
         world = self.accelerator.num_processes
         sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
-        forward, backward = map(products, self.precisions)
+        cuda = self.accelerator.device.type == "cuda"
         with sync:
-            with forward:
+            with products("highest"):
                 loss = self.loss(self.model, chunk).sum() / (rows * world)
-            with backward:  # FSDP2 averages the gradients over the processes, we want their sum
+            # FSDP2 averages the gradients over the processes, we want their sum
+            with products(precision.BACKWARD if cuda else "highest"):
                 self.accelerator.backward(loss * world if self.sharded else loss)
         self.flat[-1] += loss.detach()
         if not self.sharded:  # collect the gradients, all in one launch

@@ -4,12 +4,11 @@ import dataclasses
 import math
 
 from ups.config import UsageError, check
-from ups.models.precision import TF32
 
-COUNTS = ("log_every eval_every save_every keep prefetch timeout steps batch_size patch stride_x "
+COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
           "stride_t start_every correct_every val_trajectories")
 LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
-    "micro_batch": (0, math.inf), "resident": (0, math.inf), "workers": (0, math.inf),
+    "micro_batch": (0, math.inf), "workers": (0, math.inf),
     "lr": (1e-12, math.inf), "weight_decay": (0, 1), "warmup": (0, math.inf),
     "grad_clip": (1e-9, math.inf), "ema": (0, 0.99999), "codec_error": (0, 1),
     "sigma_mean": (-20, 20), "sigma_std": (1e-3, 20), "members": (2, 65536), "seed": (0, 2**31)}
@@ -24,10 +23,7 @@ class RunConfig:
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # where the latents are; made there when absent
     micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
-    resident: float = 16.0       # GB of latents that may lie on a GPU; more are memory-mapped
     workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
-    prefetch: int = 2            # batches that each worker keeps ready
-    tf32: str = "all"            # CUDA: products of a training step in TF32: all, backward or none
     compile: bool = False        # compile the model; on CUDA also replay the step as a graph
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
@@ -39,8 +35,6 @@ class RunConfig:
 
     def __post_init__(self):
         check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
-        if self.tf32 not in TF32:
-            raise UsageError(f"--tf32 {self.tf32}: it is {', '.join(TF32)}.")
         if not self.cache:
             raise UsageError("--cache must name a folder.")
         if not self.run:

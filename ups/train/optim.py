@@ -1,4 +1,6 @@
-"""Muon (Jordan et al. 2024): the momentum of a matrix of weights, made orthogonal, is its update.
+"""AdamW and Muon with a learning rate that CUDA graphs follow, and its course over the steps.
+
+Muon (Jordan et al. 2024): the momentum of a matrix of weights, made orthogonal, is its update.
 
     M <- m M + (1 - m) G        G' = m M + (1 - m) G = U S V^T        W <- W - lr scale U V^T
 
@@ -13,39 +15,64 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ups.train.step import fused
+
 # of torch.compile; with this one at its default torch 2.11 fails on some lists of tensors
 OPTIONS = {"loop_ordering_after_fusion": False}
 A, B, C = 3.4445, -4.7750, 2.0315  # x <- A x + B (x x^T) x + C (x x^T)^2 x
 
 
-class Muon(torch.optim.AdamW):
-    """AdamW for `model`, but for the matrices inside `hidden`, a part of it.
+def warmup_then_linear(step, warmup, steps):
+    """The share of the learning rate at step 1, 2, ..: up along a line, then down to zero."""
+    if step <= warmup:
+        return step / warmup
+    return max(0.0, (steps + 1 - step) / max(1, steps - warmup))
 
-    Those inside `slow` take a quarter of a step. That suits convolutions, whose taps see nearly the
-    same values, so that what is added to each adds up, and the products between them.
 
-    Fit for CUDA graphs; with `compile` the many small kernels of an update become a few.
+def set_lr(optimizer, lr):
+    """Give all weights the learning rate `lr`; return it."""
+    for group in optimizer.param_groups:
+        if torch.is_tensor(group["lr"]):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+    return lr
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW with a tensor of a learning rate on the device of the weights, fit for CUDA graphs."""
+
+    def __init__(self, params, lr, **options):
+        super().__init__(params, torch.tensor(lr), fused=True, capturable=True, **options)
+
+    def step(self, closure=None):
+        for group in self.param_groups:  # the weights have moved since they came here
+            group["lr"] = group["lr"].to(group["params"][0].device)
+        return super().step(closure)
+
+
+class Muon(AdamW):
+    """AdamW for `model`, but for the matrices of `model.hidden`.
+
+    A model without `hidden` gives every matrix but the first and the last. Updates of matrices have
+    a root mean square of `rms` times the learning rate.
     """
 
-    def __init__(self, model, hidden, lr, momentum=0.95, rms=0.4, slow=None, compile=False,
-                 **options):
+    def __init__(self, model, lr, momentum=0.98, rms=0.2, **options):
         self.momentum, self.rms = momentum, rms
-        self.turn = torch.compile(turn, dynamic=False, options=OPTIONS) if compile else turn
-        matrices = {p: None for p in hidden.parameters() if p.ndim > 1}
-        slow = set(slow.parameters()) if slow else ()
-        self.shares = [0.25 if p in slow else 1.0 for p in matrices]
-        others = [p for p in model.parameters() if p not in matrices]
-        super().__init__([{"params": list(matrices), "muon": True},
-                          {"params": others, "muon": False}], lr,
-                         **{"fused": True, "capturable": True} | options)
+        if hidden := getattr(model, "hidden", None):
+            matrices = [p for p in hidden.parameters() if p.ndim > 1]
+        else:
+            matrices = [p for p in model.parameters() if p.ndim > 1][1:-1]
+        others = [p for p in model.parameters() if all(p is not q for q in matrices)]
+        groups = [{"params": matrices, "muon": True}, {"params": others, "muon": False}]
+        super().__init__([group for group in groups if group["params"]], lr, **options)
 
     @torch.no_grad()
     def step(self, closure=None):
         """Weights without a gradient, of another task, stand still, and so do their moments."""
-        group = next(group for group in self.param_groups if group["muon"])
-        params = [p for p in group["params"] if p.grad is not None]
-        shares = [share for p, share in zip(group["params"], self.shares, strict=True)
-                  if p.grad is not None]
+        group = self.param_groups[0]
+        params = [p for p in group["params"] if p.grad is not None] if group["muon"] else []
         grads = [p.grad for p in params]
         for p in params:
             p.grad = None  # AdamW leaves these alone
@@ -57,17 +84,15 @@ class Muon(torch.optim.AdamW):
             if "momentum" not in self.state[p]:  # AdamW expects a step in every state
                 self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
         means = [self.state[p]["momentum"] for p in params]
-        self.turn(params, grads, means, shares, self.momentum, self.rms, group["lr"],
-                  group["weight_decay"])
+        rotate(params, grads, means, self.momentum, self.rms, group["lr"], group["weight_decay"])
 
 
-def turn(params, grads, means, shares, momentum, rms, lr, weight_decay):
-    """One step of the matrices `params`, and of the `means` of their gradients, in place; each
-    takes its share of it."""
+@fused(options=OPTIONS)
+def rotate(params, grads, means, momentum, rms, lr, weight_decay):
+    """One step of the matrices `params`, and of the `means` of their gradients, in place."""
     torch._foreach_lerp_(means, grads, 1 - momentum)
     updates = orthogonal(torch._foreach_lerp(grads, means, momentum))
     torch._foreach_mul_(updates, rms * lr)
-    torch._foreach_mul_(updates, shares)
     torch._foreach_mul_(params, 1 - lr * weight_decay)
     torch._foreach_sub_(params, updates)
 
