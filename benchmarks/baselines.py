@@ -17,8 +17,8 @@ from benchmarks.turns import CHUNK, TIMED, step_seconds, steps_within
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import EARLY, starts_of
 from ups.config import UsageError, check, parse
+from ups.data.augment import moved
 from ups.data.find import open_fields
-from ups.data.symmetry import moved
 from ups.eval.metrics import nrmse
 from ups.files import read_json
 from ups.models.precision import BACKWARD, products

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from ups.cache.store import Cache, build_cache
 from ups.cache.windows import EARLY, LatentWindows
 from ups.config import UsageError
+from ups.data.augment import moved, symmetries
 from ups.data.facts import Facts
 from ups.data.fields import Fields
 from ups.data.find import open_data
-from ups.data.symmetry import moved, symmetries
 from ups.models.codec import Codec, build_codec, fit_patch
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
@@ -100,7 +100,7 @@ class TaskLatents:
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
 
     def moved(self, z, shift, mirror=None, added=None):
-        """Latents (B, T, N, D) of other solutions, by random numbers: see data/symmetry.py.
+        """Latents (B, T, N, D) of other solutions, by random numbers: see data/augment.py.
 
         Patches break the translation symmetry of a periodic problem; shifts give it back. Mirrors
         and sums are for patches alone: a learned codec loses a little, and takes its time.

@@ -1,46 +1,49 @@
 """Moved, mirrored and added solutions are solutions: solve the moved start, move the solved one."""
 
+import dataclasses
 import itertools
 import types
 
 import pytest
 import torch
-from ups.data.tasks import TASKS
 
+from ups.data.augment import moved, symmetries
+from ups.data.pdebench import TASKS
 from ups.data.solvers import SOLVERS
-from ups.data.symmetry import moved, symmetries
 from ups.latents import TaskLatents
 
 GRID = 32
 
 
-def fields_of(name, boundary=None, stride_x=1):
-    task = TASKS[name]
-    boundary = boundary or ("periodic" if name == "ns2d" else task.boundary)
-    spec = types.SimpleNamespace(task=name, channels=task.channels, boundary=boundary)
-    return types.SimpleNamespace(spec=spec, stride_x=stride_x)
-
-
-def solved(name, u0):
-    """The solution (B, T, C, *grid) that starts at u0 (B, C, *grid)."""
-    if name == "darcy2d":
-        return torch.stack([u0, SOLVERS[name].solve(u0)], 1)  # a, then u
-    return SOLVERS[name].solve(u0, 0.25, 3)
+def fields_of(name, stride_x=1, **changes):
+    """What `moved` asks of Fields; our own ns2d is periodic, and its force depends on y."""
+    if name == "ns2d":
+        changes = {"boundary": ("periodic",) * 2, "shifts": ("x",)} | changes
+    facts = dataclasses.replace(TASKS[name].facts, **changes)
+    facts = dataclasses.replace(facts, shifts=facts.shifts or ())
+    return types.SimpleNamespace(facts=facts, stride_x=stride_x)
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if any(symmetries(fields_of(name)))])
 def test_moved_solutions_are_solutions(name):
     fields, solver = fields_of(name), SOLVERS[name]
-    rows = list(itertools.product((0.2, 0.7), repeat=len(TASKS[name].mirrors)))  # none .. all
+    mirrors = len(fields.facts.mirrors)
+    rows = list(itertools.product((0.2, 0.7), repeat=mirrors))  # none .. all
     u0 = solver.initial(1, GRID, torch.Generator().manual_seed(0), torch.float64)
     u0 = u0.repeat(len(rows), *[1] * (u0.ndim - 1))
     shares = torch.tensor([0.4, 0.25, 0.75]).repeat(len(rows), 1)
     mirror = torch.tensor(rows).view(len(rows), -1)
-    u = solved(name, u0)
     added = torch.tensor([0, 0, 0.3, 0.9]).repeat(len(rows), 1)  # of linear tasks alone
-    expected = moved(u, fields, shares, mirror, added)
-    start = expected[:, 0]
-    error = (solved(name, start) - expected).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
+    if fields.facts.inputs:  # a and u move together
+        u = solver.solve(u0)[:, None]
+        start = moved(u0[:, None], fields, shares, mirror, channels=fields.facts.inputs)[:, 0]
+        expected, got = moved(u, fields, shares, mirror, added), solver.solve(start)[:, None]
+    else:
+        u = solver.solve(u0, 0.25, 3)
+        expected = moved(u, fields, shares, mirror, added)
+        start = expected[:, 0]
+        got = solver.solve(start, 0.25, 3)
+    error = (got - expected).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
     assert error.max() < 1e-9, error
     assert len({tuple(row.flatten().tolist()) for row in start}) == len(rows)
     assert not torch.allclose(start, u0, atol=0.05)
@@ -48,8 +51,7 @@ def test_moved_solutions_are_solutions(name):
 
 def test_shifts_and_mirrors_are_what_they_say():
     u = torch.arange(24.0).view(3, 1, 2, 4)  # (B, T, C, x)
-    fields = fields_of("cns1d", "periodic")
-    fields.facts.channels = ("density", "Vx")
+    fields = fields_of("cns1d", boundary=("periodic",), channels=("density", "Vx"), shifts=("x",))
     shift = torch.tensor([[0, 0, 0.3], [0, 0, 0], [0, 0, 0.5]])
     mirror = torch.tensor([[0.6], [0.4], [0.4]])
     signs = torch.tensor([1.0, -1.0])[:, None]
@@ -58,8 +60,22 @@ def test_shifts_and_mirrors_are_what_they_say():
     assert torch.equal(moved(u, fields, shift, mirror), expected)
     assert torch.equal(moved(u, fields, shift),
                        torch.stack([u[0].roll(1, -1), u[1], u[2].roll(2, -1)]))
-    fields.facts.boundary = "closed"
-    assert torch.equal(moved(u, fields, shift), u)
+    assert torch.equal(moved(u, fields_of("cns1d", boundary=("closed",)), shift), u)
+
+
+def test_inputs_move_along_and_may_change_sign():
+    """y is closed: no shift; of the velocity, the input, the component across x turns."""
+    fields = fields_of("diffreact2d", boundary=("closed", "periodic"), shifts=("x",),
+                       channels=("u",), inputs=("Vx", "c"), mirrors=(("x", ("Vx",)),), linear=True)
+    v = torch.arange(2.0 * 2 * 3 * 4).view(2, 1, 2, 3, 4)  # (B, 1, E, y, x)
+    shift, mirror = torch.tensor([[0, 0.4, 0.25]] * 2), torch.tensor([[0.3], [0.8]])
+    got = moved(v, fields, shift, mirror, channels=fields.facts.inputs)
+    signs = torch.tensor([-1.0, 1.0])[:, None, None]
+    assert torch.equal(got, torch.stack([v[0].roll(1, -1).flip(-1) * signs, v[1].roll(1, -1)]))
+    u = v[:, :, 1:]
+    added = torch.tensor([[0, 0, 0.25, 0.9]] * 2)
+    got = moved(u, fields, shift, mirror, added)  # nothing is added
+    assert torch.equal(got, torch.stack([u[0].roll(1, -1).flip(-1), u[1].roll(1, -1)]))
 
 
 def test_sums_are_what_they_say():
@@ -70,7 +86,8 @@ def test_sums_are_what_they_say():
     expected = torch.stack([u[0], u[1] - u[1].roll(1, -1),
                             u[2].roll(1, -1) + 0.5 * u[2].roll(3, -1)])
     assert torch.equal(moved(u, fields_of("advection1d"), shift, None, added), expected)
-    closed = moved(u, fields_of("advection1d", "closed"), shift, None, added)
+    fields = fields_of("advection1d", boundary=("closed",), shifts=())
+    closed = moved(u, fields, shift, None, added)
     assert torch.equal(closed, u)
     nonlinear = moved(u, fields_of("burgers1d"), shift, None, added)
     assert torch.equal(nonlinear, moved(u, fields_of("burgers1d"), shift))
@@ -78,12 +95,12 @@ def test_sums_are_what_they_say():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_mirrors_name_axes_and_channels_of_their_task(name):
-    task = TASKS[name]
-    assert len(task.mirrors) <= 3 and {*task.mirrors} <= {"", *task.axes}
-    assert all(set(odd) <= set(task.channels) for odd in task.mirrors.values())
-    assert not {*task.mirrors} & {*task.forced}
-    if "Vx" in task.channels:  # of a vector, the component across the mirror
-        assert all(odd == (f"V{axis}",) for axis, odd in task.mirrors.items())
+    facts = TASKS[name].facts
+    assert len(facts.mirrors) <= 3 and {axis for axis, _ in facts.mirrors} <= {"", *facts.axes}
+    for axis, odd in facts.mirrors:
+        assert set(odd) <= {*facts.channels, *facts.inputs}
+        if "Vx" in facts.channels:  # of a vector, the component across the mirror
+            assert odd == (f"V{axis}",)
 
 
 @pytest.mark.parametrize("name, whole, thinned", [
@@ -100,8 +117,8 @@ def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
     codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=2),
                                   decode=lambda z: z.mT.unflatten(2, (4, 4)), grid=(4, 4),
                                   encode=lambda u: u.flatten(2).mT)
-    task = TaskLatents("diffreact2d", fields_of("diffreact2d", stride_x=stride_x), codec, "", None,
-                       width=2)
+    fields = fields_of("diffreact2d", stride_x=stride_x)
+    task = TaskLatents(fields.facts, codec, "", fields, width=2)
     z = torch.randn(3, 2, 16, 2)
     assert torch.equal(task.moved(z, torch.rand(3, 3), torch.zeros(3, 3)), z) == same
 
@@ -110,7 +127,8 @@ def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
 def test_latents_of_a_learned_codec_are_not_added(kind, same):
     codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=1),
                                   decode=lambda z: z.mT, encode=lambda u: u.mT, grid=(16,))
-    task = TaskLatents("advection1d", fields_of("advection1d"), codec, "", None, width=1)
+    fields = fields_of("advection1d")
+    task = TaskLatents(fields.facts, codec, "", fields, width=1)
     z = torch.randn(3, 2, 16, 1)
     got = task.moved(z, torch.zeros(3, 3), torch.ones(3, 3), torch.full((3, 4), 0.7))
     assert torch.equal(got, z) == same
