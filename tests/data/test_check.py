@@ -1,0 +1,225 @@
+"""Facts against data: what is true passes, what is not is refused with its number."""
+
+import dataclasses
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ups.config import UsageError
+from ups.data import check
+from ups.data.facts import Facts
+from ups.data.moments import COPIES, divergence, mirror_doubt, moments, nonlinear, shift_doubt
+
+X = np.arange(64) / 64
+
+
+def waves(n, seed=0, frames=6, speed=1.0, channels=1):
+    """Homogeneous random fields (n, T, C, x) of deviation 1 that move to the right."""
+    random, k = np.random.default_rng(seed), np.fft.rfftfreq(64, 1 / 64)
+    shape = (n, 1, channels, len(k))
+    a = (random.normal(size=shape) + 1j * random.normal(size=shape)) * np.exp(-k / 6) * (k > 0)
+    t = 0.02 * np.arange(frames)[:, None, None]
+    u = np.fft.irfft(a * np.exp(-2j * np.pi * k * speed * t), 64)
+    return u / u.std()
+
+
+class Data:
+    """What checks ask of Fields, with all in memory."""
+
+    def __init__(self, u, inputs=None, params=None, **facts):
+        axes = ("x", "y", "z")[:u.ndim - 3]
+        whole = {"name": "mine", "channels": tuple(f"u{c}" for c in range(u.shape[2])),
+                 "axes": axes, "grid": u.shape[3:], "boundary": ("periodic",) * len(axes),
+                 "domain": ((0.0, 1.0),) * len(axes), "dt": 0.1, "frames": u.shape[1],
+                 "shifts": (), "inputs": () if inputs is None else ("a",)}
+        self.facts, self.u, self.v = Facts(**whole | facts), torch.tensor(u), inputs
+        self.values = torch.zeros(len(u), 0) if params is None else torch.tensor(params)
+        self.stride_x, self.sample, self.files = 1, np.arange(len(u)), [self]
+        self.path, self.samples = Path("mine.h5"), len(u)
+
+    def split(self, name):
+        return torch.arange(len(self.u))
+
+    def read(self, rows, frames=slice(None)):
+        frames = slice(frames.start, frames.stop, frames.step)
+        u = self.u[rows][:, frames]
+        return u.numpy() if isinstance(rows, list) else u  # as File, as Fields
+
+    def inputs(self, rows, frames=slice(None)):
+        return torch.tensor(self.v[rows])
+
+    def params(self, rows):
+        return self.values[rows]
+
+
+def refused(words, *data, **facts):
+    with pytest.raises(UsageError, match=words) as caught:
+        check.check_said(Data(*data, **facts))
+    assert str(caught.value).startswith("mine.h5: ") and "\n" not in str(caught.value)
+
+
+def test_homogeneous_fields_may_be_shifted_and_a_mean_profile_is_found():
+    """At most 2 % of homogeneous fields are refused; ten percent of their spread are found."""
+    refusals = []
+    for seed in range(40):
+        chance, _, _ = shift_doubt(moments([waves(16, seed)]), 0)
+        refusals.append(chance <= check.UNLIKELY)
+    assert sum(refusals) <= 4  # 0.8 expected
+    for seed in range(3):
+        u = waves(64, seed)
+        profile = 0.2 * np.sin(8 * np.pi * X)
+        chance, share, _ = shift_doubt(moments([u[:40], u[40:]]), 0)
+        assert chance > 0.01
+        chance, share, _ = shift_doubt(moments([(u + profile)[:40], (u + profile)[40:]]), 0)
+        assert chance == 1 / (COPIES + 1) and 0.12 < share < 0.28
+        chance, share, _ = shift_doubt(moments([u * (1 + profile)]), 0)  # the variance alone
+        assert chance < 0.01
+
+
+def test_a_profile_along_one_axis_does_not_keep_the_other_from_shifts():
+    random = np.random.default_rng(0)
+    u = random.normal(size=(16, 4, 2, 12, 20))
+    u[:, :, 1] += 0.15 * np.cos(2 * np.pi * np.arange(20) / 20)
+    data = Data(u)
+    assert check.shiftable(data, np.arange(16), ["x", "y"]) == ["x"]
+    assert check.shiftable(data, np.arange(7), ["x", "y"]) == []  # of too few nothing is said
+    data.sample = np.zeros(16, int)  # all begin alike: one sample
+    assert check.shiftable(data, np.arange(16), ["x", "y"]) == []
+
+
+def test_speed_that_depends_on_the_place_is_seen_in_the_changes():
+    """Mean and variance are those of the waves; only how fast they go depends on x."""
+    random = np.random.default_rng(0)
+    phase = random.uniform(0, 2 * np.pi, (32, 1, 1, 1))
+    time = np.arange(6)[:, None, None] * (1 + 0.5 * np.sin(2 * np.pi * X))
+    u = np.sin(2 * np.pi * 3 * X + phase - 0.3 * time)
+    assert shift_doubt(moments([u]), 0)[0] == 1 / (COPIES + 1)
+
+
+@pytest.mark.parametrize("axis, odd, speed, possible", [
+    (0, [], 1.0, False), (0, [0], 1.0, False), (None, [0], 1.0, True), (0, [], 0.0, True)])
+def test_mirrors_of_moving_waves(axis, odd, speed, possible):
+    """Gaussian waves that move to the right are, mirrored, waves that move to the left."""
+    chance, share, channel = mirror_doubt(moments([waves(40, speed=speed)]), axis, odd)
+    assert (chance > 0.02) == possible and channel == 0
+    if not possible:
+        assert chance == 1 / (COPIES + 1) and share > 0.8
+
+
+def test_coupled_channels_must_change_sign_together():
+    u = waves(40, speed=0.0, channels=2)
+    u[:, :, 1] += np.gradient(u[:, :, 0], axis=-1) * 3  # odd in x
+    seen = moments([u])
+    assert mirror_doubt(seen, 0, [1])[0] > 0.02 and mirror_doubt(seen, None, [0, 1])[0] > 0.02
+    for odd in ([], [0, 1]):
+        assert mirror_doubt(seen, 0, odd)[0] == 1 / (COPIES + 1)
+
+
+def test_a_flat_or_symmetric_field_has_no_side():
+    u = np.tile(np.cos(2 * np.pi * (X + 1 / 128)), (10, 3, 1, 1))
+    assert mirror_doubt(moments([u]), 0, [])[0] == 1
+    assert mirror_doubt(moments([0 * u]), None, [0])[0] == 1
+    assert shift_doubt(moments([0 * u]), 0)[0] == 1
+
+
+def test_linear_maps_and_others():
+    u = waves(24, frames=5)
+    assert nonlinear(u) < 0.01  # the shortest wave only stands
+    v = np.stack([u[:, 0] * 0.8**k / (1 + 0.5 * k * u[:, 0]**2) for k in range(5)], 1)
+    assert nonlinear(v) > 0.2
+    assert nonlinear(v[:4]) == 0.0  # of too few nothing is said
+
+
+def test_divergence_of_a_stream_function_and_of_a_potential():
+    x, y = np.meshgrid(2 * np.pi * X, 4 * np.pi * np.arange(48) / 48, indexing="ij")
+    facts = types.SimpleNamespace(domain=((0, 2 * np.pi), (0, 4 * np.pi)), grid=(64, 48))
+    curl = np.stack([np.sin(x) * np.cos(y), -np.cos(x) * np.sin(y)])[None, None]
+    assert divergence(curl, [0, 1], facts) < 0.01
+    slope = np.stack([np.cos(x) * np.sin(y), np.sin(x) * np.cos(y)])[None, None]
+    assert divergence(slope, [0, 1], facts) > 0.9
+
+
+def test_what_is_true_is_not_refused():
+    u = waves(40).astype(np.float32)
+    check.check_said(Data(u, conserved=("u0",), mirrors=(("", ("u0",)),), shifts=("x",),
+                          linear=True))
+    check.check_said(Data(u + 10, positive=("u0",), conserved=("u0",)))
+    u = np.maximum(waves(12), 0)  # of a steady problem the first of two frames is nothing
+    u[:, 0] = 0
+    check.check_said(Data(u[:, :2], steady=True, conserved=(), positive=("u0",)))
+
+
+def test_what_is_said_and_wrong_is_refused_with_its_number():
+    u = waves(40)
+    drift = u + 0.01 * np.arange(6)[:, None, None]
+    refused("The mean of u0 is said to be conserved, but moves by 0.05 of its rms", drift,
+            conserved=("u0",))
+    refused("u0 is said to be positive, but falls to -[0-9.]+", u, positive=("u0",))
+    refused("Axis x is said to be periodic, but .* [0-9.]+ times those inside", u + 4 * X)
+    refused(r"shift along x, but averages of u0 over 40 trajectories depend on x by 4\d % of its",
+            u + 0.4 * np.sin(2 * np.pi * X), shifts=("x",))
+    refused("Mirrors name mirror of x, but an average of u0 .* most of 40 trajectories", u,
+            mirrors=(("x", ()),))
+    refused("Mirrors name u0 -> -u0, but", np.exp(u), mirrors=(("", ("u0",)),))
+    refused(r"said to be linear, but \d+ % of a step", np.stack(
+        [u[:, 0] / (1 + k * u[:, 0]**2) for k in range(6)], 1), shifts=("x",), linear=True)
+    v = np.random.default_rng(0).normal(size=(8, 2, 2, 16, 16))
+    refused("u0 u1 is said to have no divergence, but it is 0.7 of the gradient", v,
+            solenoidal=True, vectors=(("u0", "u1"),))
+
+
+def test_uneven_inputs_excuse_uneven_fields():
+    """The place enters by the input, which moves along, so that nothing is contradicted."""
+    a = np.tile(1 + 0.5 * np.sin(2 * np.pi * X), (40, 1, 1, 1))
+    u = a * waves(40)
+    refused("shift along x", u, shifts=("x",))
+    check.check_said(Data(u, a, shifts=("x",)))
+    refused("a is said to be positive, but falls to -1.5", u, -a, positive=("a",))
+
+
+def test_means_are_checked_on_all_points():
+    """Every second point of a conserved field need not have a constant mean."""
+    u = waves(10)
+    u[..., ::2] += 0.1 * np.arange(6)[:, None, None]
+    u[..., 1::2] -= 0.1 * np.arange(6)[:, None, None]
+    data = Data(u, conserved=("u0",))
+    data.facts, data.stride_x = dataclasses.replace(data.facts, grid=(32,)), 2
+    data.files = [Data(u)]
+    check.check_said(data)
+
+
+def test_proposals_are_what_the_data_support():
+    said = " ".join(check.proposals(Data(waves(40, speed=0.0).astype(np.float32) + 9)))
+    assert "add conserved = u0?" in said and "never below" in said
+    assert "the mirror of x: add it to mirrors?" in said
+    said = check.proposals(Data(waves(40), conserved=("u0",)))
+    assert said == []  # it goes to the right
+
+
+def test_the_line_of_what_is_used():
+    u = waves(8, channels=2)
+    assert check.uses(Data(u).facts) == "no symmetry, nothing conserved"
+    facts = Data(u, shifts=("x",), mirrors=(("x", ("u0",)), ("", ("u0", "u1"))), linear=True,
+                 conserved=("u1",)).facts
+    assert check.uses(facts) == ("shifts along x; mirror of x with u0 -> -u0; u0 -> -u0 and "
+                                 "u1 -> -u1; sums of solutions; mean of u1 kept")
+
+
+def test_seams():
+    """Random waves, a ramp, ends held at zero, shocks anywhere, and a row that cannot be read."""
+    def ratio(u):
+        return check.seam(Data(u), range(len(u)))[0]
+
+    assert 0.5 < ratio(waves(40)) < 1.6
+    assert ratio(waves(40) + 10 * X) > 3
+    held = np.sin(np.pi * (np.arange(64) + 0.5) / 64 * np.arange(1, 9)[:, None, None, None])
+    assert ratio(np.repeat(held, 2, 1)) > 3
+    first = np.random.default_rng(1).integers(64, size=40)
+    shocks = np.stack([np.roll(X, k) for k in first])[:, None, None]
+    assert ratio(np.repeat(shocks, 2, 1)) < 1.5
+    u = waves(4)
+    u[1] = np.nan
+    assert 0.1 < ratio(u) < check.SEAM
