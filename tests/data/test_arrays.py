@@ -79,6 +79,30 @@ def test_axes_by_attribute_or_label(tmp_path, dims):
     assert file.facts.dt == pytest.approx(0.1) and file.warnings == ()
 
 
+def test_a_channel_may_be_called_as_a_coordinate(tmp_path):
+    t, u = noise(N, T, X), noise(N, T, X, seed=1)
+    path = hdf5(tmp_path / "mine.nc", {"t": ("sample time x", t), "u": ("sample time x", u)},
+                {"time": np.arange(T) / 2}, linear="by finite differences")
+    with pytest.raises(UsageError, match="linear = 'by finite differences' is not understood"):
+        open_array(path)
+    file = open_array(path, said={"linear": False, "channels": "u t"})
+    np.testing.assert_array_equal(file.read(range(N)), np.stack([u, t], 2))
+    assert file.facts.dt == 0.5
+
+
+def test_keys_of_pdebench_with_axes_said(tmp_path):
+    u = noise(N, T, X)
+    with h5py.File(tmp_path / "allen_cahn.h5", "w") as f:
+        f["tensor"], f["x-coordinate"] = u, CENTRES.astype("f4")
+        f["t-coordinate"] = np.arange(T + 1) * 0.25  # one more than there are frames
+        f.attrs["nu"] = 0.01
+    file = open_array(tmp_path / "allen_cahn.h5", "sample time x", {"channels": "u"})
+    np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u)
+    facts = file.facts
+    assert (facts.name, facts.channels, facts.params) == ("allen_cahn", ("u",), ("nu",))
+    assert facts.dt == 0.25 and facts.domain == ((0.0, 2.0),) and file.warnings == ()
+
+
 def test_holes_and_packed_integers(tmp_path):
     u = np.arange(N * T * X).reshape(N, T, X).astype("i2")
     path = hdf5(tmp_path / "mine.nc", {"u": ("sample time x", u)}, {"time": np.arange(T)})

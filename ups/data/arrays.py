@@ -91,8 +91,10 @@ def open_array(path, axes="", said=None):
         return _open_folder(path, axes, said or {})
     with opened(path) as f:
         variables, stored = contents(f)
+        beside, yaml = facts_beside(path)
+        stored = {key: value for key, value in stored.items() if key not in yaml | (said or {})}
         facts, params = understand(stored, path)
-        for where, more in (facts_beside(path), ("--facts", said or {})):
+        for where, more in ((beside, yaml), ("--facts", said or {})):
             more, numbers = understand(more, where, strict=True)
             facts, params = facts | more, params | numbers
         words = axes.split() or facts.get("axes", ())
@@ -156,7 +158,8 @@ class _Reader:
         """Keep a coordinate or a parameter; return a field with its axes, None for others."""
         for axis in (*self.sizes, "channel"):
             short = "t" if axis == "time" else axis
-            if one.name in (axis, short, f"{short}-coordinate") and one.name != self.main.name:
+            if one.name in (axis, short, f"{short}-coordinate") and len(one.shape) <= 2 and not (
+                    {*one.axes} & {*self.space} - {axis}):  # else a channel, such as `t` over x y
                 self.coordinates[axis] = one
                 return None
         one = dataclasses.replace(one, axes=one.axes or self._guess(one))
@@ -229,11 +232,9 @@ class _Reader:
                                  f"{' '.join(channels | inputs) or 'none'}.")
         if not channels:
             raise UsageError(f"{self.path}: every variable is an input; none is left to predict.")
-        order = {name: i for i, name in enumerate(said)}
-        first = [sorted(part, key=lambda name: order.get(name, len(order)))
-                 for part in (channels, inputs)]
-        return ({name: channels[name] for name in first[0]},
-                {name: inputs[name] for name in first[1]})
+        first = [name for name in said if name in channels]
+        return ({name: channels[name] for name in (*first, *channels)},
+                {name: inputs[name] for name in (*given, *inputs)})
 
     def _names(self, one, said, whole):
         """The names of a variable's components."""

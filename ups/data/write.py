@@ -214,7 +214,11 @@ def _finish(f, path, sizes, t, points, params, facts):
 @contextlib.contextmanager
 def _unpacked(path, folder):
     """The path itself, or that of a copy that is not compressed."""
-    if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
+    packed = False
+    if path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            packed = any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
+    if not packed:
         yield path
         return
     folder.mkdir(parents=True, exist_ok=True)
