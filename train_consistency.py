@@ -58,12 +58,11 @@ class Config(RunConfig):
 
 def student_loss(model, batch, teacher, tasks):
     """Distance (B,) of the student's jumps to the end of the teacher's trajectory."""
-    z = batch["z"][:, :2]  # the truth is not needed
-    if "shift" in batch:
-        z = tasks[batch["task"]].moved(z, batch["shift"])
+    z, inputs = batch["z"][:, :2], batch.get("inputs")  # the truth is not needed
+    z, inputs = tasks[batch["task"]].augment(z, batch.get("shift"), inputs)
     z0, z1_hat = z.unbind(1)  # (B, N, D)
     given = dict(z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"], cond=batch["cond"],
-                 task=batch["task"])
+                 task=batch["task"], inputs=inputs if inputs is None else inputs[:, 0])
     student = functools.partial(consistency, functools.partial(model, **given))
     denoiser = functools.partial(denoise, functools.partial(teacher, **given))
     return distillation_loss(student, denoiser, LADDER[0] * batch["noise"], LADDER, JUMPS,
@@ -72,7 +71,7 @@ def student_loss(model, batch, teacher, tasks):
 
 def prepared(batch, cfg, tasks):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
-    if cfg.shift and tasks[batch["task"]].spec.periodic:
+    if cfg.shift:
         batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
     batch["own"] = (batch["mask"] > 0).float()  # not the padding
     batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)

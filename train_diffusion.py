@@ -62,19 +62,18 @@ class Config(RunConfig):
 
 def diffusion_loss(model, batch, tasks):
     """Error (B,) of denoising the compressed residual."""
-    z = batch["z"]
-    if "shift" in batch:
-        z = tasks[batch["task"]].moved(z, batch["shift"])
+    z, inputs = tasks[batch["task"]].augment(batch["z"], batch.get("shift"), batch.get("inputs"))
     z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
     clean = compress(z1 - z1_hat, batch["table"])
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
-                            cond=batch["cond"], task=batch["task"])
+                            cond=batch["cond"], task=batch["task"],
+                            inputs=inputs if inputs is None else inputs[:, 0])
     return denoising_loss(net, clean, batch["sigma"], batch["noise"], mask=batch["own"])
 
 
 def prepared(batch, cfg, tasks, corrector):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
-    if cfg.shift and tasks[batch["task"]].spec.periodic:
+    if cfg.shift:
         batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
     batch["own"] = (batch["mask"] > 0).float()  # not the padding
     batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)

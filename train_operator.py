@@ -67,8 +67,8 @@ def operator_loss(model, batch, tasks=()):
     `mask` weighs the latent channels by their share of the norm of the field (zero where padded),
     so this is |u_hat - u| / |u - mean| over space; 1 means "no better than no change".
     """
-    z0, z1, start = augmented(batch, tasks)
-    z1_hat = model(start, batch["dt"], batch["cond"], batch["task"])
+    z0, z1, start, inputs = augmented(batch, tasks)
+    z1_hat = model(start, batch["dt"], batch["cond"], batch["task"], inputs)
     return relative_error(z1_hat, z1, batch["mask"]) / (
         tasks[batch["task"]].restless if tasks else 1.0)
 
@@ -80,15 +80,16 @@ def relative_error(z_hat, z, mask):
 
 
 def augmented(batch, tasks):
-    """z0 and z1 (B, N, D), moved, and z0 with noise."""
-    z = batch["z"]
+    """z0 and z1 (B, N, D), moved, z0 with noise, and the inputs (B, N, E) at z0, if any."""
+    z, inputs = batch["z"], batch.get("inputs")
     if "move" in batch:
-        z = tasks[batch["task"]].moved(z, *batch["move"].split((3, 3, 4), 1))
-    z0, z1 = z.unbind(1)
-    if "noise" not in batch:
-        return z0, z1, z0
-    return z0, z1, noise.disturbed(z0, z1, batch["mask"], batch["level"], batch["noise"],
-                                   tasks[batch["task"]].white)
+        z, inputs = tasks[batch["task"]].augment(z, batch["move"], inputs)
+    (z0, z1), inputs = z.unbind(1), inputs if inputs is None else inputs[:, 0]
+    start = z0
+    if "noise" in batch:
+        start = noise.disturbed(z0, z1, batch["mask"], batch["level"], batch["noise"],
+                                tasks[batch["task"]].white)
+    return z0, z1, start, inputs
 
 
 def prepared(batch, cfg):

@@ -189,9 +189,8 @@ def building(root, row):
     make("advection1d", preset="pdebench", out=root / "data", samples=1000)
     fields = open_fields("advection1d", root / "data")
     spec, part = fields.facts, fields.split("train")[:32]
-    codec = fit_patch(lambda: fields.stream(part), lambda: fields.stream(part), task=spec.name,
-                      grid=spec.grid, channels=spec.channels, boundary=spec.boundary[0], patch=16,
-                      components=8)
+    codec = fit_patch(lambda: fields.stream(part), lambda: fields.stream(part),
+                      facts=spec.plain(), patch=(16,), components=8)
     waited = {"read": 0.0, "write": 0.0}
 
     def timed(what, function):

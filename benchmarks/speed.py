@@ -89,8 +89,7 @@ def by_solver(task, fields, coarse):
         u = solver.solve(u.contiguous(), end, 2, **params)[:, -1]
         if coarse == 1:
             return u
-        periodic = all(spec.periodic)
-        u = interpolate(u, points.to(u.device), periodic, offset, fourier=nodes)
+        u = interpolate(u, points.to(u.device), spec.periodic, offset, fourier=nodes)
         return u.mT.unflatten(2, spec.grid)
 
     return solve

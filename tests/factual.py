@@ -2,6 +2,8 @@
 
 from ups.data.facts import Facts, Scale
 
+CIRCLE, WALLS = (True, True, True), (False, False, False)  # boundaries of a token grid
+
 
 def facts(name="toy", grid=(8,), channels=("u",), frames=6, dt=0.1, params=(), **more):
     """A periodic box; parameters are handed on as they are."""

@@ -121,13 +121,13 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     mirror = torch.tensor([[0.9, 0, 0], [0.1, 0, 0], [0.1, 0, 0]])
     added = torch.tensor([[0, 0, 0.25, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
     expected = torch.stack([u[0] + u[0].roll(8, -1), -u[1].roll(5, -1), -u[2].roll(31, -1)])
-    got = task.decode(task.moved(z, shift, mirror, added))
+    got = task.decode(task.augment(z, torch.cat([shift, mirror, added], 1))[0])
     assert torch.allclose(got, expected, atol=1e-5)
 
 
 def test_moves_have_random_numbers_of_their_own():
     seen = []
-    task = types.SimpleNamespace(moved=lambda z, *moves: seen.append(torch.cat(moves, 1)) or z)
+    task = types.SimpleNamespace(augment=lambda z, move, inputs: (seen.append(move) or z, inputs))
     cfg = script.Config(steps=10, batch_size=6, noise=0.0)
     for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])):
         batch = {"z": torch.zeros(len(rows), 2, 4, 1), "rows": torch.tensor(rows), "task": 0,
@@ -142,7 +142,6 @@ def test_moves_have_random_numbers_of_their_own():
     (["--tasks", "burgers2d"], "burgers2d"),
     (["--tasks", "burgers1d:nu=7"], "nu"),
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
-    (["--patch", "5"], "patches of 5 do not divide an axis of 32"),
     (["--codec", "grid"], "there is no learned codec yet"),
     (["--model.body", "mamba"], "mamba"),
     (["--components", "99"], "99"),
@@ -228,7 +227,7 @@ def test_noise_is_in_units_of_the_windows_own_change_and_fades():
     def deviations(step):
         batch = {"z": z, "rows": torch.arange(512), "task": 0, "step": step,
                  "mask": torch.tensor([1.5, 0.5])}
-        z0, z1, start = script.augmented(script.prepared(batch, cfg), [task])
+        z0, z1, start, _ = script.augmented(script.prepared(batch, cfg), [task])
         assert torch.equal(z0, z[:, 0]) and torch.equal(z1, z[:, 1])
         return start.flatten(1).std(1)
 
@@ -299,7 +298,8 @@ def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=3, t_end=0.2)
     script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "ns2d", "--steps", "1"])
     config = json.loads((tmp_path / "run" / "operator" / "model" / "config.json").read_text())
-    assert config["tasks"][0]["periodic"] and config["tasks"][0]["forced"] == [1]
+    spec = config["tasks"][0]
+    assert spec["periodic"] == [True] * 3 and spec["inhomogeneous"] == [1]
     codec, _ = load_codec(tmp_path / "run" / "codec" / "ns2d" / "model")
     assert torch.equal(torch.tensor(config["tasks"][0]["weight"]), codec.weight)
     spec = TaskSpec(**config["tasks"][0] | {"tokens": (1, 4, 4), "params": ("nu",)})

@@ -23,7 +23,7 @@ from ups.data.augment import moved, symmetries
 from ups.data.facts import Facts
 from ups.data.fields import Fields
 from ups.data.find import open_data
-from ups.models.codec import Codec, build_codec, fit_patch
+from ups.models.codec import Codec, build_codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ranks import on_main
@@ -51,11 +51,12 @@ class TaskLatents:
     def spec(self):
         """What an operator must know of the task."""
         spec, facts = self.codec.spec, self.facts
-        forced = tuple(3 - len(facts.axes) + k for k, axis in enumerate(facts.axes)
-                       if facts.periodic[k] and axis not in facts.shifts)
-        return TaskSpec(self.name, tuple(spec.tokens), spec.width, all(facts.periodic),
-                        facts.params, forced, self._kept(), self._change(),
-                        tuple(self.codec.weight.tolist()))
+        unit = 3 - len(facts.axes)  # leading axes of one token
+        inhomogeneous = tuple(unit + k for k, axis in enumerate(facts.axes)
+                              if facts.periodic[k] and axis not in facts.shifts)
+        return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
+                        facts.params, inhomogeneous, self._conserved_directions(), self._change(),
+                        tuple(self.codec.weight.tolist()), spec.inputs)
 
     def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""
@@ -76,7 +77,7 @@ class TaskLatents:
         for z in self.cache.z[0][:limit]:  # one at a time: some are large
             yield z.float().diff(dim=0).square().mean(1, dtype=torch.float64)
 
-    def _kept(self):
+    def _conserved_directions(self):
         """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).
 
         Nothing for a learned codec, whose decoder is not linear.
@@ -99,18 +100,25 @@ class TaskLatents:
         """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
 
-    def moved(self, z, shift, mirror=None, added=None):
-        """Latents (B, T, N, D) of other solutions, by random numbers: see data/augment.py.
+    def augment(self, z, move, inputs=None):
+        """Latents (B, T, N, D) of other solutions, and their input tokens (B, S, N, E) if any.
 
-        Patches break the translation symmetry of a periodic problem; shifts give it back. Mirrors
-        and sums are for patches alone: a learned codec loses a little, and takes its time.
+        `move` holds random numbers, see data/augment.py: (B, 3) of a shift, (B, 10) with those of
+        mirrors and sums; None: nothing is moved. Patches break the translation symmetry of a
+        periodic problem; shifts give it back. Mirrors and sums are for patches alone: a learned
+        codec loses a little.
         """
         free, mirrors = symmetries(self.fields)
-        if self.codec.config["kind"] != "patch":
-            mirror = added = None
-        if not free and (mirror is None or not mirrors):
-            return z
-        return self.encode(moved(self.decode(z), self.fields, shift, mirror, added))
+        rest = move is not None and move.shape[1] > 3 and self.codec.config["kind"] == "patch"
+        if move is None or not free and not (rest and mirrors):
+            return z, inputs
+        mirror, added = move[:, 3:].split((3, 4), 1) if rest else (None, None)
+        shift = move[:, :3]
+        if inputs is not None:
+            v = self.codec.decode_inputs(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+            v = moved(v, self.fields, shift, mirror, channels=self.facts.inputs)
+            inputs = self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        return self.encode(moved(self.decode(z), self.fields, shift, mirror, added)), inputs
 
     def encode(self, u):
         """Fields (.., C, *grid) as latents (.., N, D), zero-padded to the D of the run."""
@@ -221,18 +229,21 @@ def _fit_codec(folder, cfg, fields, asked):
     facts, patch, components = fields.facts, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:
+        sizes = patch_sizes(facts.grid, patch)
+        if any(size != patch for size in sizes):
+            grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
+            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid} and --patch {patch} "
+                  "does not.")
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
-                          task=facts.name, grid=facts.grid, channels=facts.channels,
-                          boundary="periodic" if all(facts.periodic) else "closed", patch=patch,
-                          components=components,
-                          error=asked.get("error", 0.0),
-                          offset=0.5 / cfg.stride_x)
+                          inputs=lambda: fields.stream_inputs(fields.split("train")),
+                          facts=facts.plain(), patch=sizes, components=components,
+                          error=asked.get("error", 0.0), offset=0.5 / cfg.stride_x)
     except ValueError as error:
         raise UsageError(f"{fields.files[0].path}, --patch {patch} --components {components}: "
                          f"{error}") from None
     for split in ("fit", "test"):  # NaN there must not come to light after the training
         collections.deque(frames_of(fields, split), maxlen=0)
-    about = {"asked": asked, "data": fields.digest, "facts": facts.plain()}
+    about = {"asked": asked, "data": fields.digest}
     export_model(folder, codec.state_dict(), codec.config | about)
 
 

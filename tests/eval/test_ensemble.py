@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from factual import facts
+from factual import CIRCLE, facts
 
 from ups.cache.windows import LatentWindows
 from ups.eval.ensemble import corrected, member_noise, perturbed
@@ -94,7 +94,7 @@ def test_compression_gives_unit_variance_and_is_undone():
 
 
 def corrector(kind="diffusion"):
-    tasks = [TaskSpec("a", (1, 1, 8), 2, True), TaskSpec("b", (1, 1, 4), 3, True)]
+    tasks = [TaskSpec("a", (1, 1, 8), 2, CIRCLE), TaskSpec("b", (1, 1, 4), 3, CIRCLE)]
     tables = [torch.ones(3, 4, 3), torch.ones(3, 2, 3)]
     tables[0][:, :, 2] = 0  # the padding of the narrow task
     sizes = OperatorConfig(dim=16, depth=1, modes=2)
@@ -119,7 +119,7 @@ def test_a_draw_counts_its_calls_and_leaves_the_padding_alone(kind, calls):
 
 def test_members_keep_conserved_means():
     """z0 -> z1_hat keeps them, so what is drawn beside must not move them."""
-    task = TaskSpec("a", (1, 1, 8), 2, True, kept=((0.5, 2.0),))
+    task = TaskSpec("a", (1, 1, 8), 2, CIRCLE, conserved_directions=((0.5, 2.0),))
     model = Corrector(OperatorConfig(dim=16, depth=1, modes=2), [task], [torch.ones(3, 4, 2)])
     torch.nn.init.normal_(model.net.body.out[0].weight)
     z = torch.randn(5, 8, 2)

@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from accelerate.state import AcceleratorState, PartialState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
-from parts import BOX, LINE, SQUARE, WINDOWS, Windows, full, loss, whole_batch  # noqa: E402
+from parts import BOX, CIRCLE, LINE, SQUARE, WINDOWS, Windows, full, loss, whole_batch  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from ups.cache.sampler import StepSampler  # noqa: E402
@@ -69,7 +69,7 @@ class Case:
 
 
 SMALL = OperatorConfig(body="pdet", dim=32, depth=3, heads=4, window=4, levels=1)
-PLANE = TaskSpec("plane", (1, 16, 16), 3, True)
+PLANE = TaskSpec("plane", (1, 16, 16), 3, CIRCLE)
 CASES = {
     "fp32": Case(SMALL, (LINE, SQUARE, BOX)),
     "bf16": Case(SMALL, (LINE, SQUARE, BOX), precision="bf16", bound=2e-2),

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from factual import facts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ups.models.codec import (
@@ -14,6 +15,7 @@ from ups.models.codec import (
     fit_patch,
     from_patches,
     interpolate,
+    patch_sizes,
     relative_error,
     to_patches,
     truncate,
@@ -35,11 +37,14 @@ def smooth(count, channels, grid, seed=0, dtype=torch.float64):
     return size * (u + 0.3)
 
 
-def fit(u, val=None, patch=4, batch=8, boundary="periodic", **kw):
+def fit(u, val=None, patch=4, batch=8, boundary="periodic", given=(), **kw):
     val = u if val is None else val
-    return fit_patch(lambda: u.split(batch), lambda: val.split(batch), task="demo",
-                     grid=tuple(u.shape[2:]), channels=[f"c{i}" for i in range(u.shape[1])],
-                     boundary=boundary, patch=patch, **kw)
+    grid = tuple(u.shape[2:])
+    about = facts("demo", grid, tuple(f"c{i}" for i in range(u.shape[1])),
+                  boundary=(boundary,) * len(grid), inputs=given)
+    sizes = patch_sizes(grid, patch) if isinstance(patch, int) else patch
+    return fit_patch(lambda: u.split(batch), lambda: val.split(batch), facts=about.plain(),
+                     patch=sizes, **kw)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
@@ -179,9 +184,32 @@ def test_bfloat16_autocast_leaves_the_projection_alone():
     assert torch.equal(z, codec.encode(u))
 
 
-def test_patches_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match=r"do not divide an axis of 32; these do: \[1, 2, 4, 8"):
-        fit(smooth(2, 1, (32,)), patch=5)
+@pytest.mark.parametrize("grid, patch, sizes", [
+    ((32,), 4, (4,)), ((32, 48), 5, (4, 6)), ((129, 256), 4, (3, 4)), ((7,), 4, (7,)),
+    ((101,), 4, (1,)), ((6, 1, 10), 4, (3, 1, 5)), ((16,), 100, (16,))])
+def test_patches_fit_every_axis(grid, patch, sizes):
+    assert patch_sizes(grid, patch) == sizes
+
+
+def test_inputs_become_tokens_without_loss():
+    v = 5.0 + 3.0 * smooth(6, 2, (16, 8)).float()
+    v[:, 1] = 2.0  # constant
+    u = smooth(8, 1, (16, 8)).float()
+    codec = fit(u, patch=(4, 2), components=3, given=("a", "mask"), inputs=lambda: v.split(4))
+    tokens = codec.encode_inputs(v)
+    assert tokens.shape == (6, 16, 2 * 8) and codec.spec.inputs == 16
+    torch.testing.assert_close(tokens[..., :8].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(tokens[..., :8].std(correction=0), torch.tensor(1.0))
+    assert not tokens[..., 8:].any()
+    torch.testing.assert_close(codec.decode_inputs(tokens), v, rtol=1e-6, atol=1e-6)
+    again = build_codec(json.loads(json.dumps(codec.config)))
+    again.load_state_dict(codec.state_dict())
+    assert torch.equal(again.encode_inputs(v), tokens)
+
+
+def test_patches_that_fit_nowhere_are_refused():
+    with pytest.raises(ValueError, match="no patch near 8 .* 101 points; patches of 1, 101 do"):
+        patch_sizes((32, 101), 8)
     with pytest.raises(ValueError, match="1 to 4"):
         fit(smooth(2, 1, (32,)), patch=4, components=9)
     with pytest.raises(ValueError, match="val split is empty"):
@@ -217,14 +245,26 @@ def test_fourier_interpolation_is_exact_for_band_limited_fields(n):
     u = wave(centres((n, n), 0.125)).view(1, 1, n, n)
     points = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     exact = wave(points)
-    torch.testing.assert_close(interpolate(u, points, True, 0.125)[0, :, 0], exact)
-    wrong = interpolate(u, points, True, 0.5)[0, :, 0]  # the offset matters
-    linear = interpolate(u, points, True, 0.125, fourier=False)[0, :, 0]
+    torch.testing.assert_close(interpolate(u, points, (True, True), 0.125)[0, :, 0], exact)
+    wrong = interpolate(u, points, (True, True), 0.5)[0, :, 0]  # the offset matters
+    linear = interpolate(u, points, (True, True), 0.125, fourier=False)[0, :, 0]
     assert (wrong - exact).abs().max() > 0.1 and (linear - exact).abs().max() > 0.1
+
+
+def test_each_axis_is_interpolated_by_its_own_boundary():
+    """Periodic along x, by a series; closed along y, along straight lines."""
+    def field(p):
+        return torch.sin(6 * math.pi * p[:, 0] + 0.2) * (p[:, 1] - 0.3)
+
+    u = field(centres((16, 8), 0.5)).view(1, 1, 16, 8)
+    points = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    points[:, 1] = 0.1 + 0.8 * points[:, 1]
+    values = interpolate(u, points, (True, False))[0, :, 0]
+    torch.testing.assert_close(values, field(points), rtol=0, atol=1e-12)
 
 
 def test_linear_interpolation_on_a_closed_axis():
     u = torch.tensor([0.0, 1.0, 3.0, 3.0], dtype=torch.float64).view(1, 1, 4)
     points = torch.tensor([[0.0], [0.125], [0.25], [0.5], [1.0]])
-    values = interpolate(u, points, False)[0, :, 0]
+    values = interpolate(u, points, (False,))[0, :, 0]
     torch.testing.assert_close(values, torch.tensor([0, 0, 0.5, 2, 3], dtype=torch.float64))

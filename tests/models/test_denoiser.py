@@ -5,14 +5,15 @@ import re
 
 import pytest
 import torch
+from factual import CIRCLE, WALLS
 
 from ups.models.body import BODIES, BodyConfig
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, denoising_loss, precondition
 from ups.models.latent_operator import TaskSpec
 
-LINE = TaskSpec("line", (1, 1, 16), 4, True, ("nu",))
-PLATE = TaskSpec("plate", (1, 6, 8), 6, False, ("beta", "nu"))
+LINE = TaskSpec("line", (1, 1, 16), 4, CIRCLE, ("nu",))
+PLATE = TaskSpec("plate", (1, 6, 8), 6, WALLS, ("beta", "nu"))
 MIX = (LINE, PLATE)
 each_body = pytest.mark.parametrize("body", BODIES)
 

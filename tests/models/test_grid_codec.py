@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from factual import facts
 
 from ups.models.codec import (
     build_codec,
@@ -48,9 +49,11 @@ def shocks(count, n=256, seed=0):
 
 def start(u, width, patch=4, boundary="periodic", cfg=SMALL, offset=0.5, seed=0):
     """The patch codec of `width`, and the grid codec that starts from it."""
-    full = fit_patch(lambda: u.split(16), lambda: u[:4].split(4), task="demo", boundary=boundary,
-                     grid=tuple(u.shape[2:]), channels=[f"c{i}" for i in range(u.shape[1])],
-                     patch=patch, components="all", offset=offset)
+    grid = tuple(u.shape[2:])
+    boundary = (boundary,) * len(grid) if isinstance(boundary, str) else boundary
+    about = facts("demo", grid, tuple(f"c{i}" for i in range(u.shape[1])), boundary=boundary)
+    full = fit_patch(lambda: u.split(16), lambda: u[:4].split(4), facts=about.plain(),
+                     patch=(patch,) * len(grid), components="all", offset=offset)
     torch.manual_seed(seed)
     return truncate(full, width), from_patch(full, width, cfg)
 
@@ -201,7 +204,7 @@ def test_reading_between_the_grid_points():
     torch.testing.assert_close(errors["codec"], errors["fourier"], atol=1e-5, rtol=1e-2)
     assert errors["fourier"].mean() < errors["linear"].mean() < 0.02
     index = torch.arange(256)
-    exact = interpolate(u, codec.points(index), True, 0.25)
+    exact = interpolate(u, codec.points(index), (True,), 0.25)
     torch.testing.assert_close(exact, u.mT, atol=1e-5, rtol=1e-5)
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from factual import CIRCLE, WALLS
 
 from ups.config import UsageError
 from ups.models import fourier
@@ -15,9 +16,9 @@ from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.models.layers import Grid, Own, WindowAttention, bounded
 
-LINE = TaskSpec("line", (1, 1, 32), 4, True, ("nu",))
-PLATE = TaskSpec("plate", (1, 9, 16), 6, False, ("beta", "nu"))
-CUBE = TaskSpec("cube", (4, 4, 4), 3, True)
+LINE = TaskSpec("line", (1, 1, 32), 4, CIRCLE, ("nu",))
+PLATE = TaskSpec("plate", (1, 9, 16), 6, WALLS, ("beta", "nu"))
+CUBE = TaskSpec("cube", (4, 4, 4), 3, CIRCLE)
 MIX = (LINE, PLATE, CUBE)
 
 
@@ -73,7 +74,7 @@ def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
 @pytest.mark.parametrize("tokens", [(1, 1, 32), (1, 16, 32)])
 def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
     """pdet holds to it for whole periods of its coarsest windows: 2 (merging) x 4 (window)."""
-    model = make(body, [TaskSpec("t", tokens, 3, True)]).double()
+    model = make(body, [TaskSpec("t", tokens, 3, CIRCLE)]).double()
     z0, dt, cond = batch(model, dtype=torch.float64)
     step = 8 if body == "pdet" else 3
 
@@ -89,7 +90,7 @@ def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
 @each_body
 def test_walls_are_felt(body):
     """On a closed axis a shift must not go around, and the two ends must differ."""
-    model = make(body, [TaskSpec("t", (1, 1, 32), 3, False)])
+    model = make(body, [TaskSpec("t", (1, 1, 32), 3, WALLS)])
     z0, dt, cond = batch(model)
     shifted = model(z0.roll(8, 1), dt, cond).roll(-8, 1)
     assert (shifted - model(z0, dt, cond)).abs().max() > 1e-2
@@ -129,8 +130,8 @@ def test_a_shuffled_parameter_raises_the_error(body):
 
 @each_body
 def test_dt_boundary_and_task_enter(body):
-    model = make(body, [LINE, TaskSpec("other", LINE.tokens, 4, True, ("nu",)),
-                        TaskSpec("closed", LINE.tokens, 4, False, ("nu",))])
+    model = make(body, [LINE, TaskSpec("other", LINE.tokens, 4, CIRCLE, ("nu",)),
+                        TaskSpec("closed", LINE.tokens, 4, WALLS, ("nu",))])
     z0, dt, cond = batch(model)
     z1 = model(z0, dt, cond)
     for other in (model(z0, 2 * dt, cond), model(z0, dt, cond, 1), model(z0, dt, cond, 2)):
@@ -163,7 +164,7 @@ def test_autocast_compile_and_state_dict(body):
 @pytest.mark.parametrize("depth, levels", [(3, 1), (5, 1), (6, 1), (8, 1), (7, 2), (9, 2)])
 def test_a_u_of_windows_has_as_many_blocks_as_it_says(depth, levels):
     config = OperatorConfig(body="pdet", dim=16, depth=depth, levels=levels, window=4)
-    spec = TaskSpec("toy", (1, 1, 16), 2, True)
+    spec = TaskSpec("toy", (1, 1, 16), 2, CIRCLE)
     counts = [len(blocks) for blocks in LatentOperator(config, [spec]).body.stages]
     assert sum(counts) == depth and max(counts) == counts[levels] and min(counts) >= 1
 
@@ -206,6 +207,7 @@ def test_waves_along_both_axes_at_once_are_those_along_one_after_the_other(
     axes = [axis for axis, n in enumerate(tokens) if n > 1]
     mixer = FourierMixer(4, axes, 3, 3).double()
     x = torch.randn(2, *tokens, 4, dtype=torch.float64)
+    periodic = (periodic,) * 3
     together = mixer.tables(tokens, periodic)
     monkeypatch.setattr(fourier, "SMALL", 0)
     apart = mixer.tables(tokens, periodic)
@@ -217,7 +219,7 @@ def test_waves_along_both_axes_at_once_are_those_along_one_after_the_other(
 @pytest.mark.parametrize("periodic", [True, False])
 def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodic):
     mixer, x = FourierMixer(3, [1, 2], 0, 5).double(), torch.randn(2, 1, 6, 7, 3).double()
-    assert mixer.tables((1, 6, 7), periodic) == []
+    assert mixer.tables((1, 6, 7), (periodic,) * 3) == []
     taps = mixer.taps.view(9, 3).T  # the centre, then -2, -1, 1, 2 along each axis
     star = torch.zeros(3, 1, 5, 5).double()
     star[:, 0, 2, 2] = taps[:, 0]
@@ -225,7 +227,8 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
         star[:, 0, at, 2], star[:, 0, 2, at] = taps[:, 1 + k], taps[:, 5 + k]
     padded = F.pad(x[:, 0].movedim(-1, 1), (2,) * 4, mode="circular" if periodic else "replicate")
     expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
-    torch.testing.assert_close(mixer(x, Grid(periodic, ()))[:, 0], expected, rtol=0, atol=1e-12)
+    y = mixer(x, Grid((periodic,) * 3, ()))[:, 0]
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("task, waves", [(LINE, 17), (PLATE, max(PLATE.tokens))])
@@ -242,13 +245,13 @@ def test_a_kernel_wider_than_the_circle_goes_around_it():
     places = (0, -4, -3, -2, -1, 1, 2, 3, 4)  # of the taps: the centre comes first
     near = sum(x.roll(-at, 3) * tap for at, tap in zip(places, taps, strict=True))
     expected = near @ mixer.local.T
-    torch.testing.assert_close(mixer(x, Grid(True, ())), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mixer(x, Grid(CIRCLE, ())), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("modes", [0, 8])
 def test_a_single_token_mixes_its_channels_alone(modes):
     mixer, x = FourierMixer(4, [], modes, 5).double(), torch.randn(2, 1, 1, 1, 4).double()
-    mixed = mixer(x, Grid(True, tuple(mixer.tables((1, 1, 1), True))))
+    mixed = mixer(x, Grid(CIRCLE, tuple(mixer.tables((1, 1, 1), CIRCLE))))
     torch.testing.assert_close(mixed, x * mixer.taps[:4] @ mixer.local.T, rtol=0, atol=1e-12)
 
 
@@ -259,6 +262,7 @@ def test_windows_join_neighbours_only(n, periodic, shifted, reached):
     """Which outputs the first token reaches; padded windows (14) do not close the circle."""
     torch.manual_seed(0)
     mixer = WindowAttention(8, 2, 4, shifted)
+    periodic = (periodic,) * 3
     grid = Grid(periodic, tuple(t.float() for t in mixer.tables((1, 1, n), periodic)))
     x = torch.randn(1, 1, 1, n, 8)
     y = x + torch.nn.functional.pad(torch.ones(1, 8), (0, 0, 0, n - 1))
@@ -270,7 +274,7 @@ def test_windows_join_neighbours_only(n, periodic, shifted, reached):
 def test_what_the_equation_conserves_never_changes(body):
     """The mean over tokens of w . z, whatever the weights; other means move."""
     w = (0.5, -1.0, 0.25, 2.0)
-    model = make(body, [TaskSpec("line", LINE.tokens, 4, True, ("nu",), kept=(w,)), PLATE]).double()
+    model = make(body, [dataclasses.replace(LINE, conserved_directions=(w,)), PLATE]).double()
     torch.nn.init.normal_(model.body.out[0].weight)
     z0 = torch.randn(3, 32, 6, dtype=torch.float64)
     z1 = model(z0, torch.ones(3).double(), torch.zeros(3, 2).double())
@@ -338,3 +342,61 @@ def test_latents_go_in_whitened(body, whitening, scale):
     scale = torch.tensor(scale)
     scaled = z * scale / scale.square().mean().sqrt()
     assert torch.allclose(seen(z, dt, cond) - z, plain(scaled, dt, cond) - scaled, atol=1e-6)
+
+
+@each_body
+def test_each_axis_has_a_boundary_of_its_own(body):
+    """A channel: shifts along the periodic axis commute, those along the closed one do not."""
+    spec = TaskSpec("channel", (1, 16, 16), 3, (True, True, False), inputs=2)
+    model = make(body, [spec], depth=3).double()
+    z0, dt, cond = batch(model, dtype=torch.float64)
+    given = torch.randn(2, 256, 2, dtype=torch.float64)
+    z1 = model(z0, dt, cond, inputs=given)
+    differences = []
+    for axis in (2, 3):
+        def shift(z, by, axis=axis):
+            return z.unflatten(1, spec.tokens).roll(by, axis).flatten(1, 3)
+
+        again = shift(model(shift(z0, 8), dt, cond, inputs=shift(given, 8)), -8)
+        differences.append((again - z1).abs().max())
+    assert differences[0] < 1e-5 and differences[1] > 1e-2
+
+
+@pytest.mark.parametrize("tokens, mixed", [((1, 6, 6), (True, True, False)),
+                                           ((4, 3, 5), (False, True, False))])
+def test_waves_of_a_mixed_grid_are_those_of_each_axis(tokens, mixed):
+    axes = [axis for axis, n in enumerate(tokens) if n > 1]
+    mixer, x = FourierMixer(4, axes, 3, 1).double(), torch.randn(2, *tokens, 4).double()
+    y = mixer(x, Grid(mixed, tuple(mixer.tables(tokens, mixed))))
+    expected = x * mixer.taps[:4] @ mixer.local.T
+    for k, axis in enumerate(axes):
+        line = FourierMixer(4, [2], 3, 1).double()
+        line.modes.data = mixer.modes.data[:, k:k + 1]
+        torch.nn.init.zeros_(line.local)
+        along = x.movedim(axis + 1, 3)
+        circle = (True, True, mixed[axis])
+        grid = Grid(circle, tuple(line.tables((1, 1, tokens[axis]), circle)))
+        one = line(along.reshape(-1, 1, 1, tokens[axis], 4), grid).view(along.shape)
+        expected = expected + one.movedim(3, axis + 1)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+
+
+@each_body
+def test_inputs_are_read_at_every_step(body):
+    """Nothing at the start, then they count; each task has its own width, or none."""
+    given = dataclasses.replace(LINE, inputs=5)
+    model = make(body, [given, PLATE], started=False)
+    z0, dt, cond = batch(model)
+    z0[..., 4:] = 0
+    v = torch.randn(2, 32, 5)
+    assert torch.equal(model(z0, dt, cond, 0, v), z0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(2):  # the last layer first
+        optimizer.zero_grad()
+        (model(z0, dt, cond, 0, v) - z0 - v[..., :1]).square().mean().backward()
+        optimizer.step()
+    assert model.body.inp[0].weight.grad[:, 6:11].abs().amin(0).min() > 0
+    assert (model(z0, dt, cond, 0, v) - model(z0, dt, cond, 0, -v)).abs().max() > 1e-4
+    with pytest.raises(ValueError, match="line is given input tokens of 5 values"):
+        model(z0, dt, cond)
+    model(*batch(model, 1), 1)

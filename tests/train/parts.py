@@ -29,11 +29,12 @@ from ups.train.optim import set_lr
 from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
+CIRCLE, WALLS = (True, True, True), (False, False, False)
 STEPS, SAVED, WINDOWS = 6, 3, 40
-LINE = TaskSpec("line", (1, 1, 16), 3, True)
-NAMED = TaskSpec("named", (1, 1, 16), 3, True, ("nu", "beta"))
-SQUARE = TaskSpec("square", (1, 4, 6), 2, False, ("nu",))
-BOX = TaskSpec("box", (3, 2, 6), 4, True, ("beta",))
+LINE = TaskSpec("line", (1, 1, 16), 3, CIRCLE)
+NAMED = TaskSpec("named", (1, 1, 16), 3, CIRCLE, ("nu", "beta"))
+SQUARE = TaskSpec("square", (1, 4, 6), 2, WALLS, ("nu",))
+BOX = TaskSpec("box", (3, 2, 6), 4, CIRCLE, ("beta",))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ def loss(model, batch):
 
 def train(run, cfg, wrap=lambda model: model):
     accelerator, dtype = run.accelerator, getattr(torch, cfg.dtype)
-    task = TaskSpec("toy", (1, 1, TOKENS), WIDTH, True, ("nu",))
+    task = TaskSpec("toy", (1, 1, TOKENS), WIDTH, (True, True, True), ("nu",))
     model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
     model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 
-def interpolate(u: Tensor, points: Tensor, periodic: bool, offset: float = 0.5,
-                fourier: bool | None = None) -> Tensor:
-    """Read u (B, C, *grid) at points (P, d) -> (B, P, C); Fourier where periodic, else linear."""
-    weights = [_axis_weights(x, n, offset, periodic, periodic if fourier is None else fourier)
-               for x, n in zip(points.double().unbind(1), u.shape[2:], strict=True)]
+def interpolate(u: Tensor, points: Tensor, periodic: tuple[bool, ...], offset: float = 0.5,
+                fourier: bool = True) -> Tensor:
+    """Read u (B, C, *grid) at points (P, d) -> (B, P, C), linearly on closed axes; on periodic ones
+    by Fourier series, or linearly without `fourier`."""
+    weights = [_axis_weights(x, n, offset, circle, circle and fourier) for x, n, circle in
+               zip(points.double().unbind(1), u.shape[2:], periodic, strict=True)]
     with torch.autocast(u.device.type, enabled=False):
         v = torch.einsum("bc...i,pi->bpc...", u, weights.pop().to(u.dtype))
         while weights:
@@ -50,8 +51,8 @@ class AnyPoint(nn.Module):
 
     def __init__(self, dim: int, heads: int, frequencies: int, codec):
         super().__init__()
-        self.heads, self.periodic, self.offset = heads, codec.periodic, codec.offset
-        self.axes = list(zip(codec.grid, codec.patch, codec.tokens, strict=True))
+        self.heads, self.offset = heads, codec.offset
+        self.axes = list(zip(codec.grid, codec.patch, codec.tokens, codec.periodic, strict=True))
         code = 2 * len(codec.grid) * frequencies
         self.query = nn.Linear(code, dim)
         self.place = nn.Linear(code, 3 * dim)
@@ -68,11 +69,11 @@ class AnyPoint(nn.Module):
     def forward(self, features: Tensor, points: Tensor) -> Tensor:
         index = torch.zeros(len(points), 1, dtype=torch.int64, device=points.device)
         place = features.new_zeros(len(points), 1, 0)
-        for x, (n, p, t) in zip(points.unbind(1), self.axes, strict=True):
+        for x, (n, p, t, periodic) in zip(points.unbind(1), self.axes, strict=True):
             x = (x * n - self.offset + 0.5) / p  # in tokens; the first one covers [0, 1]
             near = x.floor().long()[:, None] + torch.arange(-1, 2, device=x.device)
             away = (x[:, None] - near - 0.5).to(place.dtype)  # in (-1.5, 1.5)
-            near = near % t if self.periodic else near.clamp(0, t - 1)
+            near = near % t if periodic else near.clamp(0, t - 1)
             index = (index[:, :, None] * t + near[:, None]).flatten(1)  # (P, M)
             away = away.repeat(1, place.shape[1])[..., None]
             place = torch.cat([place.repeat_interleave(3, 1), away], -1)  # (P, M, d)

@@ -78,7 +78,8 @@ class TokenBody(nn.Module):
 
         dim = config.dim
         # the first and the last layer are each task's own, as its latents are
-        self.inp = nn.ModuleList(nn.Linear(inputs + 4 * len(self.axes), dim) for _ in self.tasks)
+        self.inp = nn.ModuleList(nn.Linear(inputs + task.inputs + 4 * len(self.axes), dim)
+                                 for task in self.tasks)
         self.out = nn.ModuleList(nn.Linear(dim, outputs) for _ in self.tasks)
         for p in self.out.parameters():
             nn.init.zeros_(p)
@@ -139,15 +140,20 @@ class TokenBody(nn.Module):
         """The layers between the first and the last one, whose matrices are Muon's."""
         return nn.ModuleList([self.stages, self.modulation])
 
-    def forward(self, x, scalars, cond, task=0):
-        """x (B, N, inputs), scalars (B, S), cond (B, P) -> (B, N, outputs)"""
+    def forward(self, x, scalars, cond, task=0, inputs=None):
+        """x (B, N, inputs), scalars (B, S), cond (B, P), input tokens (B, N, E) of a task that has
+        them -> (B, N, outputs)"""
         spec = self.tasks[task]
+        if spec.inputs:
+            if inputs is None or inputs.shape[-1] != spec.inputs:
+                raise ValueError(f"{spec.name} is given input tokens of {spec.inputs} values.")
+            x = torch.cat([x, inputs], -1)
         if x.shape[1] != math.prod(spec.tokens):
             raise ValueError(f"{x.shape[1]} tokens do not fill a token grid of {spec.tokens}.")
         (places,), *tables = [[getattr(self, name) for name in row] for row in self.known[task]]
         grids = [Grid(spec.periodic, tuple(row), task) for row in tables]
 
-        closed = torch.full_like(scalars[:, 0], float(not spec.periodic))
+        closed = torch.full_like(scalars[:, 0], float(not all(spec.periodic)))
         slots = [cond[:, spec.params.index(name)] if name in spec.params
                  else torch.zeros_like(closed) for name in self.names]
         features = torch.stack([*scalars.unbind(-1), closed, *slots], -1)
@@ -179,7 +185,7 @@ class TokenBody(nn.Module):
     def _tables(self, task):
         """The positions, then for each level what its mixers need."""
         spec, tokens = self.tasks[task], self.tasks[task].tokens
-        rows = [[self._places(tokens, spec.periodic, spec.forced)]]
+        rows = [[self._places(tokens, spec.periodic, spec.inhomogeneous)]]
         for level in range(max(self.levels) + 1):
             mixer = self.stages[level][0].mixer
             mixer = mixer[task] if isinstance(mixer, Own) else mixer
@@ -187,16 +193,16 @@ class TokenBody(nn.Module):
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows
 
-    def _places(self, tokens, periodic, forced):
-        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along a forced axis
-        of a circle; zero elsewhere, for a circle has no position."""
+    def _places(self, tokens, periodic, inhomogeneous):
+        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along a circle that is
+        inhomogeneous; zero elsewhere, because a circle has no position."""
         k = torch.arange(1, 5, dtype=torch.float64)
         out = []
         for axis in self.axes:
             x = (torch.arange(tokens[axis], dtype=torch.float64)[:, None] + 0.5) / tokens[axis]
-            if periodic:
+            if periodic[axis]:
                 angle = 2 * math.pi * x * k[:2]
-                wave = torch.cat([angle.cos(), angle.sin()], -1) * (axis in forced)
+                wave = torch.cat([angle.cos(), angle.sin()], -1) * (axis in inhomogeneous)
             else:
                 wave = torch.cos(math.pi * x * k)
             shape = [-1 if a == axis else 1 for a in range(3)]

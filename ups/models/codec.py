@@ -25,11 +25,12 @@ from ups.models.precision import products
 
 @dataclass(frozen=True)
 class CodecSpec:
-    task: str
+    name: str
     grid: tuple[int, ...]
     tokens: tuple[int, int, int]  # token grid with leading 1s
     channels: tuple[str, ...]
     width: int  # D
+    inputs: int = 0  # values of an input token
 
 
 def build_codec(config: dict) -> "Codec":
@@ -45,19 +46,33 @@ def build_codec(config: dict) -> "Codec":
 class Codec(nn.Module):
     """u (B, C, *grid) -> encode -> z (B, N, D) -> decode -> u; decode_at reads u at any point.
 
-    `config` holds plain values: kind, task, grid, channels, boundary, patch, width, offset.
+    `config` holds plain values: kind, facts of the data, patch (of each axis), width, offset.
+    Channels that are given (inputs) become tokens without loss: standardised patches.
     """
 
     def __init__(self, config: dict):
         super().__init__()
-        self.config = config
-        self.grid, self.patch = tuple(config["grid"]), patch_sizes(config["grid"], config["patch"])
-        self.periodic = {"periodic": True, "closed": False}[config["boundary"]]
+        self.config, facts = config, config["facts"]
+        self.grid, self.patch = tuple(facts["grid"]), tuple(config["patch"])
+        self.periodic = tuple(kind == "periodic" for kind in facts["boundary"])
         self.offset = config["offset"]
         self.tokens = tuple(n // p for n, p in zip(self.grid, self.patch, strict=True))
-        self.spec = CodecSpec(config["task"], self.grid, (1,) * (3 - len(self.grid)) + self.tokens,
-                              tuple(config["channels"]), config["width"])
+        self.spec = CodecSpec(facts["name"], self.grid, (1,) * (3 - len(self.grid)) + self.tokens,
+                              tuple(facts["channels"]), config["width"],
+                              len(facts["inputs"]) * math.prod(self.patch))
         self.register_buffer("weight", torch.ones(config["width"]))
+        self.register_buffer("input_mean", torch.zeros(len(facts["inputs"])))
+        self.register_buffer("input_std", torch.ones(len(facts["inputs"])))
+
+    def encode_inputs(self, v: Tensor) -> Tensor:
+        """Given channels (B, E, *grid) as tokens (B, N, E * points of a patch)."""
+        v = (v.movedim(1, -1) - self.input_mean) / self.input_std
+        return to_patches(v.movedim(-1, 1), self.patch)
+
+    def decode_inputs(self, x: Tensor) -> Tensor:
+        """The inverse of `encode_inputs`."""
+        v = from_patches(x, self.patch, self.tokens).movedim(1, -1)
+        return (v * self.input_std + self.input_mean).movedim(-1, 1)
 
     def points(self, index: Tensor) -> Tensor:
         """Where the grid values of flat index (P,) stand: (P, d), float64."""
@@ -80,7 +95,7 @@ class PatchCodec(Codec):
 
     def __init__(self, config: dict):
         super().__init__(config)
-        channels, width = len(config["channels"]), config["width"]
+        channels, width = len(self.spec.channels), config["width"]
         total = channels * math.prod(self.patch)
         for name, shape in {"mean": [channels], "std": [channels], "center": [total],
                             "basis": [total, width], "scale": [width]}.items():
@@ -98,15 +113,17 @@ class PatchCodec(Codec):
             return (u * self.std + self.mean).movedim(-1, 1)
 
 
-def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, components="auto",
-              error=1e-3, offset=0.5) -> PatchCodec:
-    """Fit a patch codec to `batches()`, an iterator over fields (B, C, *grid) of the train split.
+def fit_patch(batches, val_batches, *, facts, patch, inputs=tuple, components="auto", error=1e-3,
+              offset=0.5) -> PatchCodec:
+    """Fit a patch codec to `batches()`, an iterator over fields (B, C, *grid) of the train split,
+    and to `inputs()`, one over the channels (B, E, *grid) that are given.
+
+    `facts` are those of the data as plain values; `patch` is what `patch_sizes` says for each axis.
 
     One pass sums the first and second moments of patches in float64, whatever the batch size.
     `components` is a number, "all", or "auto": the fewest with an nRMSE of at most `error` over
     `val_batches()`.
     """
-    patch = patch_sizes(grid, patch)
     count, first, second = 0, 0, 0
     for u in batches():
         x = to_patches(u.double(), patch).flatten(0, 1)
@@ -130,13 +147,25 @@ def fit_patch(batches, val_batches, *, task, grid, channels, boundary, patch, co
     scale = variance.clamp(min=floor).sqrt()
 
     center = (first - mean.repeat_interleave(size)) / wide
-    codec = PatchCodec(dict(kind="patch", task=task, grid=list(grid), channels=list(channels),
-                            boundary=boundary, patch=list(patch), width=len(basis), offset=offset))
+    codec = PatchCodec(dict(kind="patch", facts=facts, patch=list(patch), width=len(basis),
+                            offset=offset))
+    input_mean, input_std = _moments(inputs(), len(facts["inputs"]))
     codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
-                                        weight=scale))
+                                        weight=scale, input_mean=input_mean, input_std=input_std))
     errors = component_errors(codec, val_batches())  # always: the val split is looked at once
     named = {"auto": max(1, int((errors <= error).nonzero()[0])), "all": len(basis)}
     return truncate(codec, named.get(components, components)).to(dtype)
+
+
+def _moments(batches, channels) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (E,) over all values of the inputs (B, E, *grid)."""
+    count, first, second = 0, torch.zeros(channels).double(), torch.zeros(channels).double()
+    for v in batches:
+        v = v.cpu().double().movedim(1, -1).flatten(0, -2)
+        count, first, second = count + len(v), first + v.sum(0), second + v.square().sum(0)
+    mean, square = first / max(count, 1), second / max(count, 1)
+    std = (square - mean**2).clamp(min=0).sqrt()
+    return mean, torch.where(std > 1e-7 * mean.abs(), std, 1.0)
 
 
 def truncate(codec: PatchCodec, width: int) -> PatchCodec:
@@ -181,13 +210,16 @@ def relative_error(p: Tensor, y: Tensor) -> Tensor:
 
 
 def patch_sizes(grid, patch) -> tuple[int, ...]:
-    """One patch size per axis (a single number holds for all); each must divide its axis."""
-    sizes = tuple(patch) if isinstance(patch, list | tuple) else (patch,) * len(grid)
-    for n, p in zip(grid, sizes, strict=True):
-        if p < 1 or n % p:
-            fits = [k for k in range(1, n + 1) if n % k == 0]
-            raise ValueError(f"patches of {p} do not divide an axis of {n}; these do: {fits}.")
-    return sizes
+    """The patch size of each axis: the divisor of its points that is nearest to `patch`."""
+    sizes = []
+    for n in grid:
+        fits = [k for k in range(1, n + 1) if n % k == 0]
+        size = min(fits, key=lambda k: (max(k / patch, patch / k), k))
+        if not size <= 4 * patch <= 16 * size and size != n:
+            raise ValueError(f"no patch near {patch} divides an axis of {n} points; patches of "
+                             f"{', '.join(map(str, fits))} do.")
+        sizes.append(size)
+    return tuple(sizes)
 
 
 def to_patches(u: Tensor, patch) -> Tensor:
@@ -209,6 +241,6 @@ def from_patches(x: Tensor, patch, tokens) -> Tensor:
 def compare_at(codec: Codec, u: Tensor, points: Tensor, values: Tensor) -> dict[str, Tensor]:
     """nRMSE (B,) at points with known `values` (B, P, C), beside interpolation of the true u."""
     reads = {"codec": codec.decode_at(codec.encode(u), points)}
-    for name in ("linear", "fourier") if codec.periodic else ("linear",):
+    for name in ("linear", "fourier") if any(codec.periodic) else ("linear",):
         reads[name] = interpolate(u, points, codec.periodic, codec.offset, name == "fourier")
     return {name: relative_error(read.mT, values.mT) for name, read in reads.items()}

@@ -24,7 +24,7 @@ from torch import nn
 
 from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
-from ups.models.latent_operator import Keep
+from ups.models.latent_operator import ConserveMean
 
 SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
 LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
@@ -39,7 +39,7 @@ class Corrector(nn.Module):
         super().__init__()
         self.kind = kind
         self.net = Denoiser(config, tasks, channels=3)
-        self.keep = Keep(tasks)
+        self.conserve = ConserveMean(tasks)
         for index, table in enumerate(tables):
             self.register_buffer(f"table{index}", table)
 
@@ -56,17 +56,18 @@ class Corrector(nn.Module):
         """s, c and the largest asinh(r / s) after `lead` (B,) steps: (B, 3, 1, D)."""
         return self.get_buffer(f"table{task}")[:, lead - 1].transpose(0, 1)[:, :, None]
 
-    def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0):
+    def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0, inputs=None):
         """x, z0, z1_hat (B, N, D), lead (B,) int, dt (B,), cond (B, P) -> (B, N, D)"""
-        return self.net(x, c_noise, [z0, z1_hat], lead * dt, cond, task)
+        return self.net(x, c_noise, [z0, z1_hat], lead * dt, cond, task, inputs)
 
     @torch.no_grad()
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep):
+    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep, inputs=None):
         """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
         lead = lead.clamp(max=self.leads(task))  # later: as the last
         table = self.table(task, lead)
         noise = noise * (table[:, :1] > 0)  # none in the padding
-        net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task)
+        net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task,
+                                inputs=inputs)
         x = SIGMAS[1] * noise[:, 0]
         if calls == 0:
             r = noise[:, 0]
@@ -77,7 +78,7 @@ class Corrector(nn.Module):
             steps = calls if sampler is multistep else (calls + 1) // 2
             r = sampler(functools.partial(denoise, net), x, noise_levels(steps, *SIGMAS, rho=20.0))
         r, width = expand(r, table), self.net.tasks[task].width
-        return z1_hat + F.pad(self.keep(r[..., :width], task), (0, r.shape[-1] - width))
+        return z1_hat + F.pad(self.conserve(r[..., :width], task), (0, r.shape[-1] - width))
 
 
 def compression(r, lead):

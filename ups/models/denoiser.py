@@ -27,7 +27,7 @@ class Denoiser(nn.Module):
         self.body = TokenBody(config, self.tasks, inputs=channels * self.width,
                               outputs=self.width, scalars=2)
 
-    def forward(self, x, c_noise, context, dt, cond, task=0):
+    def forward(self, x, c_noise, context, dt, cond, task=0, inputs=None):
         """x (B, N, D), c_noise (B,), context [(B, N, D), ..], dt (B,), cond (B, P) -> (B, N, D)"""
         width = self.tasks[task].width
         x = torch.cat([self._own(x, width), *context], -1)
@@ -35,7 +35,7 @@ class Denoiser(nn.Module):
             raise ValueError(f"x and context have {x.shape[-1]} channels in all, not "
                              f"{self.channels} x {self.width}.")
         scalars = torch.stack([torch.log10(dt), c_noise], -1)
-        return self._own(self.body(x, scalars, cond, task), width)
+        return self._own(self.body(x, scalars, cond, task, inputs), width)
 
     def _own(self, x, width):
         """Zero in the padding: what noise there is must neither be read nor be answered."""

@@ -37,16 +37,16 @@ class FourierMixer(nn.Module):
         """
         if self.modes is None:
             return []
-        sizes = [n for n in tokens if n > 1]
-        pairs = [fourier_basis(n, len(self.modes), periodic) for n in sizes]
-        if len(sizes) == 2 and sizes[0] == sizes[1] and math.prod(sizes) <= SMALL:
+        kinds = [(n, circle) for n, circle in zip(tokens, periodic, strict=True) if n > 1]
+        pairs = [fourier_basis(n, len(self.modes), circle) for n, circle in kinds]
+        if len(kinds) == 2 and kinds[0] == kinds[1] and math.prod(tokens) <= SMALL:
             pairs = [_both_axes(pairs, len(self.modes))]
         return [table for pair in pairs for table in pair]
 
     def forward(self, x, grid):
         taps = [x]
         for axis in self.axes:
-            padded = _pad(x, axis + 1, self.reach, grid.periodic)
+            padded = _pad(x, axis + 1, self.reach, grid.periodic[axis])
             taps += [padded.narrow(axis + 1, o, x.shape[axis + 1])
                      for o in range(2 * self.reach + 1) if o != self.reach]
         weights = self.taps.view(-1, x.shape[-1])
@@ -66,8 +66,8 @@ class FourierMixer(nn.Module):
 
 
 def all_waves(tokens, periodic):
-    """How many waves the longest axis of a token grid has."""
-    return max(tokens) // 2 + 1 if periodic else max(tokens)
+    """How many waves the axis of a token grid has that has most."""
+    return max(n // 2 + 1 if circle else n for n, circle in zip(tokens, periodic, strict=True))
 
 
 def _waves(x, weight, analysis, synthesis):

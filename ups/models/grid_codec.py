@@ -7,9 +7,9 @@ the first one that is dropped, the codec of width D is
     decode   a = [s_D y, 0] + s* f(y),  y = free(z)         x = center + V a
     at x     u(x) = decoded grid, interpolated to x, + s* h(y, x)
 
-g, f: residual convolutions over the token grid, circular where the field is periodic, replicating
-where it is closed; h: attention from the Fourier-encoded place of x in its token to the tokens
-around it. All three start at zero, so the codec starts as the patch codec of the same width, and
+g, f: residual convolutions over the token grid, circular along periodic axes, replicating along
+closed ones; h: attention from the Fourier-encoded place of x in its token to the tokens around it.
+All three start at zero, so the codec starts as the patch codec of the same width, and
 s* is the size of what there is to learn: it makes the first steps well scaled at any compression.
 
 bound(y) = y / sqrt(1 + (y/b)^2) keeps |z| < b whatever the field, and `free` undoes it exactly: a
@@ -39,34 +39,42 @@ class GridCodecConfig:
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
+def padded(x: Tensor, periodic: tuple[bool, ...]) -> Tensor:
+    """(B, C, *tokens) with one token more at every end: around the circle, or the last repeated."""
+    for axis, circle in enumerate(periodic, start=2):
+        first, last = x.narrow(axis, 0, 1), x.narrow(axis, -1, 1)
+        x = torch.cat([last, x, first] if circle else [first, x, last], axis)
+    return x
+
+
 class Convolution(nn.Module):
     """x + W2 gelu(W1 x), W1 over 3 tokens an axis; the second starts at zero."""
 
-    def __init__(self, dim: int, axes: int, mode: str):
+    def __init__(self, dim: int, periodic: tuple[bool, ...]):
         super().__init__()
-        self.mix = CONV[axes](dim, 2 * dim, 3, padding=1, padding_mode=mode)
+        self.periodic, axes = periodic, len(periodic)
+        self.mix = CONV[axes](dim, 2 * dim, 3)
         self.out = zero(CONV[axes](2 * dim, dim, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(F.gelu(self.mix(x)))
+        return x + self.out(F.gelu(self.mix(padded(x, self.periodic))))
 
 
 class Context(nn.Module):
     """Tokens (B, N, inputs) -> features (B, N, hidden), and outputs that are zero at first."""
 
-    def __init__(self, inputs: int, outputs: int, cfg: GridCodecConfig, tokens, periodic: bool):
+    def __init__(self, inputs: int, outputs: int, cfg: GridCodecConfig, tokens, periodic):
         super().__init__()
-        mode, axes = "circular" if periodic else "replicate", len(tokens)
-        self.tokens = tokens
-        blocks = [Convolution(cfg.hidden, axes, mode) for _ in range(cfg.depth)]
+        self.tokens, self.periodic, axes = tokens, periodic, len(tokens)
+        blocks = [Convolution(cfg.hidden, periodic) for _ in range(cfg.depth)]
         self.blocks = nn.Sequential(CONV[axes](inputs, cfg.hidden, 1), *blocks)
         self.out = zero(nn.Linear(cfg.hidden, outputs))
-        self.line = zero(CONV[axes](inputs, outputs, 3, padding=1, padding_mode=mode))
+        self.line = zero(CONV[axes](inputs, outputs, 3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.mT.unflatten(2, self.tokens)
         features = self.blocks(x).flatten(2).mT
-        return features, self.out(features) + self.line(x).flatten(2).mT
+        return features, self.out(features) + self.line(padded(x, self.periodic)).flatten(2).mT
 
 
 class GridCodec(Codec):
@@ -129,6 +137,8 @@ def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec
                          'codec starts from one that was fitted with components="all".')
     codec = GridCodec({**patch.config, "kind": "grid", "width": width, **asdict(cfg)})
     codec.to(weight.dtype).full.load_state_dict(patch.state_dict())
+    for name in ("input_mean", "input_std"):
+        getattr(codec, name).copy_(getattr(patch, name))
     codec.weight.copy_(weight)
     return codec
 
@@ -158,8 +168,7 @@ def _normal(codec: GridCodec, batches) -> tuple[Tensor, Tensor]:
     for u in batches:
         z = codec.encode(u)
         gap = (full.encode(u) - full.encode(codec.decode(z))) * full.scale / full.scale[codec.first]
-        near = F.pad(codec.free(z).mT.unflatten(2, codec.tokens), (1, 1) * axes,
-                     mode="circular" if codec.periodic else "replicate")
+        near = padded(codec.free(z).mT.unflatten(2, codec.tokens), codec.periodic)
         for axis in range(axes):
             near = near.unfold(2 + axis, 3, 1)
         near = near.flatten(2 + axes).movedim(1, -2).flatten(-2).flatten(1, axes)  # (B, N, D 3^d)

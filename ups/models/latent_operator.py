@@ -29,12 +29,13 @@ class TaskSpec:
     name: str
     tokens: tuple[int, int, int]  # token grid, leading ones where the problem has fewer axes
     width: int                    # D of this task's codec
-    periodic: bool
+    periodic: tuple[bool, bool, bool]  # of each axis of `tokens`; leading ones are
     params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
-    forced: tuple[int, ...] = ()  # axes of `tokens` along which the equation depends on the place
-    kept: tuple[tuple[float, ...], ...] = ()  # w (D,) for which the mean of w . z never changes
+    inhomogeneous: tuple[int, ...] = ()  # periodic axes along which the equation varies
+    conserved_directions: tuple[tuple[float, ...], ...] = ()  # w (D,): the mean of w . z is fixed
     change: tuple[float, ...] = ()  # (D,) root mean square of z1 - z0; empty: ones
     weight: tuple[float, ...] = ()  # (D,) what a channel counts in the field; empty: ones
+    inputs: int = 0               # E, values of a token of the channels that are given
 
 
 class LatentOperator(nn.Module):
@@ -52,7 +53,7 @@ class LatentOperator(nn.Module):
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
         self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
-        self.keep = Keep(self.tasks)
+        self.conserve = ConserveMean(self.tasks)
         for index, task in enumerate(self.tasks):
             ones = (1.0,) * task.width
             root = torch.tensor(task.weight or ones, dtype=torch.float64)
@@ -62,12 +63,12 @@ class LatentOperator(nn.Module):
             change = torch.tensor(task.change or ones)
             self.register_buffer(f"scale{index}", change, persistent=False)
 
-    def forward(self, z0, dt, cond, task=0):
-        """z0 (B, N, D), dt (B,), cond (B, P) -> z1_hat (B, N, D)"""
+    def forward(self, z0, dt, cond, task=0, inputs=None):
+        """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)"""
         width = self.tasks[task].width
         x = z0 * self.get_buffer(f"input_scale{task}")
-        update = self.body(x, torch.log10(dt)[:, None], cond, task)[..., :width]
-        change = self.keep(self.get_buffer(f"scale{task}") * update, task)
+        update = self.body(x, torch.log10(dt)[:, None], cond, task, inputs)[..., :width]
+        change = self.conserve(self.get_buffer(f"scale{task}") * update, task)
         return z0 + F.pad(change, (0, self.width - width))
 
     @property
@@ -76,14 +77,15 @@ class LatentOperator(nn.Module):
         return self.body.hidden
 
 
-class Keep(nn.Module):
+class ConserveMean(nn.Module):
     """Take out of a change of the latents (B, N, D) what would move a conserved mean."""
 
     def __init__(self, tasks):
         super().__init__()
-        self.active = [bool(spec.kept) for spec in tasks]
+        self.active = [bool(spec.conserved_directions) for spec in tasks]
         for index, spec in enumerate(tasks):
-            q = torch.linalg.qr(torch.tensor(spec.kept).reshape(-1, spec.width).T)[0]
+            directions = torch.tensor(spec.conserved_directions).reshape(-1, spec.width)
+            q = torch.linalg.qr(directions.T)[0]
             self.register_buffer(f"onto{index}", q @ q.T, persistent=False)  # (D, D)
 
     def forward(self, change, task):

@@ -31,7 +31,7 @@ from torch import nn
 class Grid(NamedTuple):
     """What a mixer must know of the token grid beside the tokens themselves."""
 
-    periodic: bool
+    periodic: tuple[bool, bool, bool]
     tables: tuple[torch.Tensor, ...]
     task: int = 0
 
@@ -100,7 +100,7 @@ class RotaryAttention(nn.Module):
         k = torch.logspace(0, math.log2(self.highest), pairs, 2, dtype=torch.float64).round()
         angles = []
         for axis in self.axes:
-            turn = (2 if periodic else 1) * math.pi / tokens[axis]
+            turn = (2 if periodic[axis] else 1) * math.pi / tokens[axis]
             shape = [-1 if a == axis else 1 for a in range(3)]
             j = torch.arange(tokens[axis], dtype=torch.float64).view(shape)
             angles.append((turn * j[..., None] * k).expand(*tokens, pairs).reshape(-1, pairs))
@@ -153,7 +153,7 @@ class WindowAttention(nn.Module):
             label = torch.zeros(1, 1, 1)
             for axis, (n, p, shift) in enumerate(zip(tokens, padded, shifts, strict=True)):
                 at = torch.arange(p).roll(-shift)
-                part = 2 * (at >= n) + (at < shift) * (not periodic or p > n)
+                part = 2 * (at >= n) + (at < shift) * (not periodic[axis] or p > n)
                 label = 3 * label + part.view([-1 if a == axis else 1 for a in range(3)])
             label = _windows(label.expand(padded)[None, ..., None], sizes)[0]  # (windows, W, 1)
             masks.append(torch.where(label == label.mT, 0.0, -math.inf))

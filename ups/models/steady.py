@@ -44,12 +44,12 @@ class SteadyPrior(nn.Module):
         self.register_buffer("dual", torch.zeros(width, width))   # columns: components
         self.register_buffer("scale", torch.zeros(width))
 
-    def forward(self, z0, cond, r=None, c_noise=None):
+    def forward(self, z0, cond, r=None, c_noise=None, inputs=None):
         """m(a) (B, N, D) of z0 (B, N, D), cond (B, P); with r like z0 and c_noise (B,), net(r)."""
         one = torch.ones_like(cond[:, 0])
         if r is None:
-            return self.body(z0, torch.log10(one)[:, None], cond)
-        return self.net(r, c_noise, [z0], one, cond)
+            return self.body(z0, torch.log10(one)[:, None], cond, inputs=inputs)
+        return self.net(r, c_noise, [z0], one, cond, inputs=inputs)
 
     def coordinates(self, z0, z1, size):
         """x (B, N, D) of u"""
@@ -65,10 +65,10 @@ class SteadyPrior(nn.Module):
         return own * difference / torch.where(own, self.scale, 1.0)
 
     @torch.no_grad()
-    def draw(self, z0, cond, noise, calls):
+    def draw(self, z0, cond, noise, calls, inputs=None):
         """scale r (B, N, D) in `calls` network calls, from normal numbers noise (B, N, D)."""
         x = SIGMAS[1] * (self.scale > 0) * noise
-        denoiser = functools.partial(denoise, functools.partial(self, z0, cond))
+        denoiser = functools.partial(denoise, functools.partial(self, z0, cond, inputs=inputs))
         return self.scale * multistep(denoiser, x, noise_levels(calls, *SIGMAS, rho=20.0))
 
     @torch.no_grad()
