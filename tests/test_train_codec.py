@@ -87,7 +87,6 @@ def test_fsdp_is_refused_in_one_sentence(tmp_path, data, monkeypatch):
 @pytest.mark.parametrize("more, words", [
     (["--tasks", "burgers1d", "advection1d"], "belongs to one task"),
     (["--width", "99"], "a patch of 8 values is compressed to 1 to 8"),
-    (["--patch", "7"], "patches of 7 do not divide an axis of 64"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     with pytest.raises(UsageError) as caught:

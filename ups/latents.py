@@ -232,7 +232,7 @@ def _fit_codec(folder, cfg, fields, asked):
         sizes = patch_sizes(facts.grid, patch)
         if any(size != patch for size in sizes):
             grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
-            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid} and --patch {patch} "
+            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --patch {patch} "
                   "does not.")
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           inputs=lambda: fields.stream_inputs(fields.split("train")),

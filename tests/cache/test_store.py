@@ -220,7 +220,7 @@ def test_a_folder_without_manifest_is_no_cache(tmp_path):
 
 def test_specs_travel_as_plain_values(tmp_path):
     cache = open_cache(build(tmp_path).folder)
-    assert cache.manifest["codec"] == {"task": "burgers1d", "grid": [16], "tokens": [1, 1, 4],
-                           "channels": ["u"], "width": 3}
+    assert cache.manifest["codec"] == {"name": "burgers1d", "grid": [16], "tokens": [1, 1, 4],
+                           "channels": ["u"], "width": 3, "inputs": 0}
     assert cache.manifest["facts"] == json.loads(json.dumps(FormulaFields().facts.plain()))
     assert cache.facts == FormulaFields().facts

@@ -194,8 +194,8 @@ class TokenBody(nn.Module):
         return rows
 
     def _places(self, tokens, periodic, inhomogeneous):
-        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along a circle that is
-        inhomogeneous; zero elsewhere, because a circle has no position."""
+        """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along inhomogeneous
+        circles; zero elsewhere, because a circle has no position."""
         k = torch.arange(1, 5, dtype=torch.float64)
         out = []
         for axis in self.axes:

@@ -113,7 +113,7 @@ class PatchCodec(Codec):
             return (u * self.std + self.mean).movedim(-1, 1)
 
 
-def fit_patch(batches, val_batches, *, facts, patch, inputs=tuple, components="auto", error=1e-3,
+def fit_patch(batches, val_batches, *, facts, patch, inputs=None, components="auto", error=1e-3,
               offset=0.5) -> PatchCodec:
     """Fit a patch codec to `batches()`, an iterator over fields (B, C, *grid) of the train split,
     and to `inputs()`, one over the channels (B, E, *grid) that are given.
@@ -149,7 +149,7 @@ def fit_patch(batches, val_batches, *, facts, patch, inputs=tuple, components="a
     center = (first - mean.repeat_interleave(size)) / wide
     codec = PatchCodec(dict(kind="patch", facts=facts, patch=list(patch), width=len(basis),
                             offset=offset))
-    input_mean, input_std = _moments(inputs(), len(facts["inputs"]))
+    input_mean, input_std = _moments(inputs() if facts["inputs"] else (), len(facts["inputs"]))
     codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
                                         weight=scale, input_mean=input_mean, input_std=input_std))
     errors = component_errors(codec, val_batches())  # always: the val split is looked at once
