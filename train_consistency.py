@@ -21,8 +21,8 @@ from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
-from ups.models.corrector import JUMPS, LADDER
 from ups.models.diffusion import consistency, denoise, distillation_loss
+from ups.models.generators import JUMPS, LADDER
 from ups.residuals import Residuals
 from ups.stages import inherit, load_corrector, load_operator
 from ups.train import noise

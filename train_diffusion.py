@@ -21,8 +21,8 @@ from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
-from ups.models.corrector import Corrector, compress
 from ups.models.diffusion import denoising_loss, training_sigma
+from ups.models.generators import Corrector, compress
 from ups.residuals import Residuals
 from ups.stages import inherit, load_operator
 from ups.train import noise

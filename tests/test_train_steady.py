@@ -16,8 +16,8 @@ from ups.data.make import make
 from ups.data.solvers import darcy2d
 from ups.eval.steady import calibrate, draw, measure_steady, noise_of
 from ups.latents import open_tasks
-from ups.models.corrector import SIGMAS
 from ups.models.diffusion import multistep, noise_levels
+from ups.models.generators import SIGMAS
 from ups.models.steady import size_of, turned, turned_back
 from ups.steady import load_steady
 

@@ -9,7 +9,7 @@ smaller than they are. All of it is held in memory, on every rank: the fit split
 import torch
 from torch.utils.data import Dataset
 
-from ups.models.corrector import compression
+from ups.models.generators import compression
 from ups.models.precision import products
 
 CHUNK = 64  # trajectories that are rolled out at a time
@@ -71,8 +71,8 @@ def _roll_out(operator, windows, task, device, start_every):
         for s in starts:
             part = [z[:, s]]
             for k in range(s, z.shape[1] - 1):
-                given = batch["inputs"][:, k].to(device) if "inputs" in batch else None
-                part.append(operator(part[-1], dt, cond, task, given))
+                given = {"inputs": batch["inputs"][:, k].to(device)} if "inputs" in batch else {}
+                part.append(operator(part[-1], dt, cond, task, **given))
             rolled.append(torch.stack(part, 1))
         truth.append(z.cpu())
         states.append(torch.cat(rolled, 1).cpu())

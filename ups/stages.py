@@ -15,7 +15,7 @@ from torch import nn
 from ups.config import UsageError
 from ups.files import read_json
 from ups.models.body import BodyConfig
-from ups.models.corrector import Corrector
+from ups.models.generators import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train.checkpoint import load_model
 from ups.train.systems import RunConfig

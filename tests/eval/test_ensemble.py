@@ -6,7 +6,7 @@ from factual import CIRCLE, facts
 
 from ups.cache.windows import LatentWindows
 from ups.eval.ensemble import corrected, member_noise, perturbed
-from ups.models.corrector import Corrector, compress, compression, expand
+from ups.models.generators import Corrector, compress, compression, expand
 from ups.models.latent_operator import OperatorConfig, TaskSpec
 from ups.residuals import Residuals
 

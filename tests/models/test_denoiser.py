@@ -8,8 +8,8 @@ import torch
 from factual import CIRCLE, WALLS
 
 from ups.models.body import BODIES, BodyConfig
-from ups.models.denoiser import Denoiser
 from ups.models.diffusion import consistency, denoise, denoising_loss, precondition
+from ups.models.generators import Denoiser
 from ups.models.latent_operator import TaskSpec
 
 LINE = TaskSpec("line", (1, 1, 16), 4, CIRCLE, ("nu",))

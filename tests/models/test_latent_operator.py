@@ -11,10 +11,11 @@ from factual import CIRCLE, WALLS
 
 from ups.config import UsageError
 from ups.models import fourier
+from ups.models.attention import WindowAttention
 from ups.models.body import BODIES
 from ups.models.fourier import FourierMixer, fourier_basis
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
-from ups.models.layers import Grid, Own, WindowAttention, bounded
+from ups.models.layers import Grid, PerTask, bounded
 
 LINE = TaskSpec("line", (1, 1, 32), 4, CIRCLE, ("nu",))
 PLATE = TaskSpec("plate", (1, 9, 16), 6, WALLS, ("beta", "nu"))
@@ -320,14 +321,14 @@ def test_every_second_block_has_an_mlp_for_each_task(body):
     """Another task's MLP does not touch a result, its own does; a single task has nothing twice."""
     model = make(body, MIX, depth=4)
     chain = [block for stage in model.body.stages for block in stage]
-    assert [isinstance(block.mlp, Own) for block in chain] == [False, True, False, True]
+    assert [isinstance(block.mlp, PerTask) for block in chain] == [False, True, False, True]
     inputs = batch(model, 1)
     before = model(*inputs, 1)
     torch.nn.init.ones_(chain[1].mlp[0].inp.weight)
     assert torch.equal(model(*inputs, 1), before)
     torch.nn.init.ones_(chain[1].mlp[1].inp.weight)
     assert not torch.equal(model(*inputs, 1), before)
-    assert not any(isinstance(b.mlp, Own) for b in make(body, depth=4).body.stages[0])
+    assert not any(isinstance(b.mlp, PerTask) for b in make(body, depth=4).body.stages[0])
 
 
 @each_body

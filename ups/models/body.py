@@ -17,20 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from ups.config import check
+from ups.models.attention import RotaryAttention, WindowAttention, merge, split
 from ups.models.fourier import FourierMixer, all_waves
-from ups.models.layers import (
-    Block,
-    GatedMLP,
-    Grid,
-    Own,
-    RotaryAttention,
-    WindowAttention,
-    bounded,
-)
+from ups.models.layers import Block, GatedMLP, Grid, PerTask, bounded
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
-OWN_MLP = 2  # of several tasks, every n-th block has an MLP for each
+PER_TASK = 2  # of several tasks, every n-th block has an MLP for each
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            mixer = Own(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1],
+            mixer = PerTask(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1],
                                      min(c.modes, all_waves(task.tokens, task.periodic)), c.kernel)
                         for task in self.tasks)
         elif c.body == "plain":
@@ -132,8 +125,8 @@ class TokenBody(nn.Module):
         def mlp():
             return GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
 
-        own = len(self.tasks) > 1 and (i + 1) % OWN_MLP == 0
-        return Block(mixer, Own(mlp() for _ in self.tasks) if own else mlp(), c.norm)
+        per_task = len(self.tasks) > 1 and (i + 1) % PER_TASK == 0
+        return Block(mixer, PerTask(mlp() for _ in self.tasks) if per_task else mlp(), c.norm)
 
     @property
     def hidden(self):
@@ -167,10 +160,10 @@ class TokenBody(nn.Module):
         for s, (level, blocks) in enumerate(zip(self.levels, self.stages, strict=True)):
             if s and level > self.levels[s - 1]:
                 skips.append(x)
-                x = _merge(x, self.merge[level - 1])
+                x = merge(x, self.merge[level - 1])
             elif s:
                 skip = skips.pop()
-                x = skip + _split(x, self.split[level], skip.shape[1:4])
+                x = skip + split(x, self.split[level], skip.shape[1:4])
             for block in blocks:
                 x = block(x, next(modulations), grids[level])
         return self.out[task](x).flatten(1, 3)
@@ -188,7 +181,7 @@ class TokenBody(nn.Module):
         rows = [[self._places(tokens, spec.periodic, spec.inhomogeneous)]]
         for level in range(max(self.levels) + 1):
             mixer = self.stages[level][0].mixer
-            mixer = mixer[task] if isinstance(mixer, Own) else mixer
+            mixer = mixer[task] if isinstance(mixer, PerTask) else mixer
             rows.append(mixer.tables(tokens, spec.periodic))
             tokens = tuple(-(-n // 2) for n in tokens)
         return rows
@@ -208,23 +201,3 @@ class TokenBody(nn.Module):
             shape = [-1 if a == axis else 1 for a in range(3)]
             out.append(wave.view(*shape, 4).expand(*tokens, 4))
         return torch.cat(out, -1)
-
-
-def _merge(x, weight):
-    """(B, X, Y, Z, d) -> (B, X/2, Y/2, Z/2, 2d); unit axes stay, odd ones repeat their end"""
-    for axis in (1, 2, 3):
-        if x.shape[axis] > 1 and x.shape[axis] % 2:
-            x = torch.cat([x, x.narrow(axis, x.shape[axis] - 1, 1)], axis)
-    f = [min(n, 2) for n in x.shape[1:4]]
-    x = x.unflatten(3, (-1, f[2])).unflatten(2, (-1, f[1])).unflatten(1, (-1, f[0]))
-    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
-    return F.linear(x, weight[:, :f[0], :f[1], :f[2]].flatten(1))
-
-
-def _split(x, weight, tokens):
-    """(B, X/2, Y/2, Z/2, 2d) -> (B, X, Y, Z, d), the way back of `_merge`, cut to `tokens`"""
-    f = [min(n, 2) for n in tokens]
-    x = x @ weight[:, :f[0], :f[1], :f[2]].flatten(1)
-    x = x.unflatten(-1, (*f, -1)).permute(0, 1, 4, 2, 5, 3, 6, 7)
-    x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
-    return x[:, :tokens[0], :tokens[1], :tokens[2]]

@@ -25,9 +25,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ups.models.body import TokenBody
-from ups.models.corrector import SIGMAS
-from ups.models.denoiser import Denoiser
 from ups.models.diffusion import denoise, multistep, noise_levels
+from ups.models.generators import SIGMAS, Denoiser
 
 
 class SteadyPrior(nn.Module):

@@ -11,9 +11,10 @@ over the trajectories of the fit split: linear where r is small, a logarithm whe
 
     teacher   along the probability flow, by `multistep`, or `heun` with two calls a step
     student   consistency function, one or two network calls
-    dressing  no call at all: x is drawn from N(0, 1), a yardstick for what the network gains
+    0 calls   x is drawn from N(0, 1): no network, a yardstick for what it gains
 
-Both are this one class and may exchange weights; `kind` says how to draw.
+Both are this one class and may exchange weights; `kind` says how to draw. The network is a
+`Denoiser`, which also serves the steady prior.
 """
 
 import functools
@@ -22,13 +23,43 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.denoiser import Denoiser
+from ups.models.body import TokenBody
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
 from ups.models.latent_operator import ConserveMean
 
 SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
 LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
 JUMPS = (0, 3)  # places in it of the student's first and second call
+
+
+class Denoiser(nn.Module):
+    """net(x, c_noise | context, dt, cond): a `TokenBody` reads the noisy tokens and their context,
+    joined by channel. Zero at the start, so that D(x; sigma) = c_skip x, and in the padding.
+
+        corrector   [noisy residual, z0, z1_hat]    channels = 3
+        steady      [noisy u-latent, a-latent]      channels = 2
+    """
+
+    def __init__(self, config, tasks, channels):
+        super().__init__()
+        self.tasks, self.channels = tuple(tasks), channels
+        self.width = max(task.width for task in self.tasks)
+        self.body = TokenBody(config, self.tasks, inputs=channels * self.width,
+                              outputs=self.width, scalars=2)
+
+    def forward(self, x, c_noise, context, dt, cond, task=0, inputs=None):
+        """x (B, N, D), c_noise (B,), context [(B, N, D), ..], dt (B,), cond (B, P) -> (B, N, D)"""
+        width = self.tasks[task].width
+        x = torch.cat([self._valid(x, width), *context], -1)
+        if x.shape[-1] != self.channels * self.width:
+            raise ValueError(f"x and context have {x.shape[-1]} channels in all, not "
+                             f"{self.channels} x {self.width}.")
+        scalars = torch.stack([torch.log10(dt), c_noise], -1)
+        return self._valid(self.body(x, scalars, cond, task, inputs), width)
+
+    def _valid(self, x, width):
+        """Zero in the padding: what noise there is must neither be read nor be answered."""
+        return F.pad(x[..., :width], (0, self.width - width))
 
 
 class Corrector(nn.Module):
@@ -95,8 +126,8 @@ def compression(r, lead):
 def compress(r, table):
     """r (B, N, D) -> x of unit variance"""
     s, c, _ = table.unbind(1)
-    own = s > 0
-    return own * torch.asinh(r / torch.where(own, s, 1.0)) / torch.where(own, c, 1.0)
+    valid = s > 0
+    return valid * torch.asinh(r / torch.where(valid, s, 1.0)) / torch.where(valid, c, 1.0)
 
 
 def expand(x, table):
