@@ -37,7 +37,7 @@ def data(tmp_path_factory):
 
 
 def flags(tmp_path, data, *more):
-    return ["--run", str(tmp_path / "run"), "--data", str(data), "--cache",
+    return ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d", "--cache",
             str(tmp_path / "cache"), *TINY, *map(str, more)]
 
 
@@ -50,7 +50,7 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
     real = script.open_latents
 
     def small(accelerator, cfg, *args, **options):  # the default data, but fewer of them
-        make("burgers1d", out=cfg.data, samples=40, grid=32, frames=9, t_end=0.4)
+        make("burgers1d", out=cfg.data[0], samples=40, grid=32, frames=9, t_end=0.4)
         return real(accelerator, cfg, *args, **options)
 
     monkeypatch.setattr(script, "open_latents", small)
