@@ -20,6 +20,7 @@ from ups.cache.store import Cache, build_cache
 from ups.cache.windows import EARLY, LatentWindows
 from ups.config import UsageError
 from ups.data.augment import moved, symmetries
+from ups.data.check import check_said, uses
 from ups.data.facts import Facts
 from ups.data.fields import Fields
 from ups.data.find import open_data
@@ -177,6 +178,9 @@ def open_latents(accelerator, cfg, split, length=1, early=EARLY, **codec):
 def open_tasks(accelerator, cfg, split=None, **codec):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
     sets = on_main(accelerator, open_data, cfg)
+    if split == "train" and accelerator.is_main_process:
+        for fields in sets:
+            print(f"{fields.facts.name}: {uses(fields.facts)}")
     tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
@@ -226,6 +230,7 @@ def load_codec(folder):
 def _fit_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
+    check_said(fields)
     facts, patch, components = fields.facts, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:

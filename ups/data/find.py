@@ -25,6 +25,7 @@ from ups.data.pdebench import (
     uneven,
 )
 from ups.data.well import is_well, open_well
+from ups.files import read_json
 
 DEFAULT = "burgers1d"  # what is trained on where nothing is said
 HDF5 = (".h5", ".hdf5")
@@ -53,6 +54,17 @@ def names_of(cfg):
     if cfg.tasks or not cfg.data:
         return [parse_task(task)[0] for task in cfg.tasks] or [DEFAULT]
     return list(find(cfg.data, (), cfg.axes, read_facts(cfg.facts)))
+
+
+def refuse_other_data(cfg):
+    """Refuse data sets that are not those which the run of `cfg` has its codecs from."""
+    for fields in open_data(cfg, make=False):
+        name = fields.facts.name
+        codec = read_json(Path(cfg.run) / "codec" / name / "model" / "config.json")
+        if codec.get("data") != fields.digest:
+            raise UsageError(f"{cfg.run} was not trained on {fields.files[0].path}; give another "
+                             f"--run, such as runs/{name}_2, or `evaluate.py --run {cfg.run} "
+                             "--data` to judge it on these data.")
 
 
 def find(paths, tasks=(), axes="", said=None, make=False):

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from ups.config import RunError, UsageError, flat
+from ups.data.find import refuse_other_data
 from ups.files import lock_folder, write_json
 from ups.train import rehearsal
 from ups.train.checkpoint import (
@@ -63,6 +64,8 @@ class Run:
         self.agree = Agreement(self.accelerator, cfg.timeout)
         self.previous = on_main(self.accelerator, self._take_folder)  # how the last launch ended
         self.finished = self.previous.get("status") == "done"
+        if self.finished and (cfg.data or cfg.tasks):
+            on_main(self.accelerator, refuse_other_data, cfg)
 
     def _take_folder(self):
         self.lock = lock_folder(self.folder, "--run")
