@@ -26,7 +26,8 @@ def data(tmp_path_factory):
 
 
 def flags(tmp_path, data, *more, run="run"):
-    return ["--run", str(tmp_path / run), "--data", str(data), "--tasks", "burgers1d", "--cache", str(tmp_path / "cache"),
+    return ["--run", str(tmp_path / run), "--data", str(data), "--tasks", "burgers1d",
+            "--cache", str(tmp_path / "cache"),
             *TINY, *map(str, more)]
 
 
@@ -42,7 +43,8 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data, c
 
     codec, mark = load_codec(stage / "model")
     assert codec.config["kind"] == "grid" and float(codec.weight.mean()) == pytest.approx(1.0)
-    run = ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d", "--cache", str(tmp_path / "cache"),
+    run = ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d",
+            "--cache", str(tmp_path / "cache"),
            "--stride_x", "2", "--steps", "4", "--batch_size", "8", "--val_trajectories", "2"]
     with pytest.raises(UsageError, match="holds a grid codec and --codec is patch"):
         train_operator.main(run)

@@ -171,7 +171,7 @@ def test_nan_in_the_data_is_named(tmp_path, data, sample):
     path = next(Path(tmp_path / "data").glob("1D_Burgers*Nu0.01*"))
     with h5py.File(path, "r+") as file:
         file["tensor"][sample, 3, 5] = float("nan")
-    with pytest.raises(UsageError, match=f"NaN or Inf in sample {sample}; .*ups.data validate"):
+    with pytest.raises(UsageError, match=f"NaN or Inf in sample {sample}, .*ups.data validate"):
         script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "burgers1d:nu=0.01"])
     assert not (tmp_path / "run" / "operator").exists()  # before any training
 

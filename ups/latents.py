@@ -178,10 +178,10 @@ def open_latents(accelerator, cfg, split, length=1, early=EARLY, **codec):
 def open_tasks(accelerator, cfg, split=None, **codec):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
     sets = on_main(accelerator, open_data, cfg)
-    if split == "train" and accelerator.is_main_process:
-        for fields in sets:
-            print(f"{fields.facts.name}: {uses(fields.facts)}")
     tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
+    if split == "train" and accelerator.is_main_process:
+        for task in tasks:
+            print(f"{task.name}: {uses(task.facts)}")
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
         task.params = max(len(t.facts.params) for t in tasks)

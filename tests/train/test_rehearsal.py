@@ -30,7 +30,8 @@ def data(tmp_path_factory):
 
 
 def flags(folder, data, *more):
-    return ["--run", str(folder / "run"), "--data", str(data), "--tasks", "burgers1d", "--cache", str(folder / "cache"),
+    return ["--run", str(folder / "run"), "--data", str(data), "--tasks", "burgers1d",
+            "--cache", str(folder / "cache"),
             *TINY, *map(str, more)]
 
 
