@@ -39,10 +39,10 @@ def decaying(name="burgers1d", grid=(16,), **options):
     return types.SimpleNamespace(
         name=name, fields=fields, facts=fields.facts, encode=lambda u: u.flatten(-len(grid)).mT,
         decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
-        cond=lambda chosen: fields.params(chosen).float())
+        cond=lambda chosen: fields.params(chosen).float(), inputs=lambda chosen: None)
 
 
-def operator(z, dt, cond, task):
+def operator(z, dt, cond, task, inputs=None):
     """Decays a tenth too fast."""
     return z * torch.exp(-1.1 * cond[:, :1] * dt[:, None])[..., None]
 
@@ -50,6 +50,6 @@ def operator(z, dt, cond, task):
 class Corrector:
     """Repairs the operator, and adds noise of a known size."""
 
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls):
+    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=None):
         true = z1_hat * torch.exp(0.1 * cond[:, :1] * (lead * dt)[:, None])[..., None]
         return true + 0.05 * noise[:, 0]

@@ -11,14 +11,14 @@ from ups.models.latent_operator import OperatorConfig, TaskSpec
 from ups.residuals import Residuals
 
 
-def operator(z, dt, cond, task):
+def operator(z, dt, cond, task, inputs=None):
     return 2 * z + dt[:, None, None]
 
 
 class Adds:
     """A corrector that adds its noise and a tenth of the lead."""
 
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls):
+    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=None):
         assert torch.equal(z1_hat, operator(z0, dt, cond, task))
         return z1_hat + noise[:, 0] + 0.1 * lead[:, None, None]
 

@@ -1,6 +1,7 @@
 """Forecasts, tables and summaries on a task whose answers are known in closed form."""
 
 import math
+import types
 
 import pytest
 import torch
@@ -103,6 +104,31 @@ def test_a_channel_that_is_zero_is_left_out(measured):
     table["nrmse"][2, :, 1] = math.nan
     score = summarise(table, table, task, 1)["scores"]["nrmse"]
     assert score["all"] == pytest.approx(table["nrmse"].nanmean(2).mean().item())
+
+
+@pytest.mark.parametrize("frames", [1, STEPS + 1])
+def test_given_channels_reach_every_step_of_every_forecast(frames):
+    """du/dt = a(x, t): an operator that is told a makes no error, shifted or in halved steps."""
+    task, grid = decaying(grid=(8, 6), samples=2), (8, 6)
+    random = torch.Generator().manual_seed(0)
+    a = torch.randn(4, frames, 2, *grid, generator=random)
+    u0 = torch.randn(4, 1, 2, *grid, generator=random)
+    change = DT * a[:, :STEPS].expand(-1, STEPS, -1, -1, -1).cumsum(1)
+    task.fields.read = lambda chosen: torch.cat([u0, u0 + change], 1)[torch.as_tensor(chosen) % 100]
+    task.inputs = lambda chosen: task.encode(a[chosen])
+    task.codec = types.SimpleNamespace(encode_inputs=task.encode, decode_inputs=task.decode)
+
+    def told(z, dt, cond, index, inputs):
+        return z + dt.view(-1, 1, 1) * inputs
+
+    class Repeats:
+        def draw(self, z0, z1_hat, lead, dt, cond, noise, index, calls, inputs):
+            return told(z0, dt, cond, index, inputs)
+
+    forecasts = make_forecasts(task, 0, told, {"diffusion": (Repeats(), 3, 1, 1)})
+    tables, _ = measure_all(Accelerator(cpu=True), task, forecasts, torch.arange(4), 3)
+    for name in ("operator", "one_step", "shifted", "halved", "diffusion"):
+        assert tables[name]["nrmse"].max() < 1e-5 < tables["persistence"]["nrmse"].min(), name
 
 
 def test_other_parameters_come_from_the_neighbour():

@@ -30,7 +30,7 @@ def test_drift_is_the_change_of_conserved_means_and_zero_where_nothing_is_conser
 
 
 def test_a_rollout_applies_the_model_again_and_again():
-    z = rollout(lambda z, dt, cond, task: 0.5 * z, torch.ones(2, 3, 4), 4, None, None)
+    z = rollout(lambda z, dt, cond, task, inputs: 0.5 * z, torch.ones(2, 3, 4), 4, None, None)
     assert z.shape == (2, 4, 3, 4)
     assert torch.equal(z[0, :, 0, 0], torch.tensor([0.5, 0.25, 0.125, 0.0625]))
 
@@ -50,12 +50,13 @@ def task():
 
     return types.SimpleNamespace(fields=Fields(), encode=lambda u: u.mT,
                                  decode=lambda z: 0.9 * z.mT, conserved=[],
-                                 cond=lambda chosen: torch.zeros(len(chosen), 1))
+                                 cond=lambda chosen: torch.zeros(len(chosen), 1),
+                                 inputs=lambda chosen: None)
 
 
 def test_measure_gives_the_errors_that_the_model_must_have(task):
     wrong = 0.6  # the true factor is 0.5
-    tables = measure(Accelerator(cpu=True), lambda z, dt, cond, index: wrong * z, task, 0, "test")
+    tables = measure(Accelerator(cpu=True), lambda z, *given: wrong * z, task, 0, "test")
     for lead in range(1, 6):
         ratio = 0.9 * (wrong / 0.5) ** lead
         assert torch.allclose(tables["operator"][:, lead - 1].float(),
@@ -92,7 +93,7 @@ def test_ranks_compute_equally_many_rows_where_a_forward_is_a_collective(kind, r
 
 
 def test_the_table_shows_the_leads_that_there_are(task):
-    tables = measure(Accelerator(cpu=True), lambda z, dt, cond, index: 0.5 * z, task, 0, "test")
+    tables = measure(Accelerator(cpu=True), lambda z, *given: 0.5 * z, task, 0, "test")
     result = summary(tables)
     assert result["leads"] == [1, 5] and result["trajectories"] == 11
     text = table("toy", result)

@@ -139,7 +139,8 @@ def ensemble_of(task, index, draw, members, u, chosen, leads=None):
     z0 = task.encode(u[:, 0])
     dt = torch.full((len(u),), task.fields.facts.dt, device=u.device)
     noise = member_noise(0, chosen, members, 2, *z0.shape[1:]).to(u.device)
-    return draw(z0, u.shape[1] - 1, dt, task.cond(chosen).to(u.device), index, noise, leads=leads)
+    return draw(z0, u.shape[1] - 1, dt, task.cond(chosen).to(u.device), index, noise, leads=leads,
+                inputs=task.inputs(chosen))
 
 
 def drawn(operator, corrector, calls, cfg=None, **how):
@@ -149,18 +150,18 @@ def drawn(operator, corrector, calls, cfg=None, **how):
     """
     every, rows = (cfg.correct_every, cfg.micro_batch or ROWS) if cfg else (1, ROWS)
 
-    def draw(z0, steps, dt, cond, task, noise, leads):
+    def draw(z0, steps, dt, cond, task, noise, leads, inputs=None):
         return corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls,
-                         every, leads, rows, **how)
+                         every, leads, rows, inputs, **how)
 
     return draw
 
 
 def shaken(operator, task, size):
     """The ensemble of perturbed inputs: white noise on the grid, `size` of a field's deviation."""
-    def draw(z0, steps, dt, cond, index, noise, leads):
+    def draw(z0, steps, dt, cond, index, noise, leads, inputs=None):
         scale = task.white.to(z0) * size
-        return perturbed(operator, z0, steps, dt, cond, index, noise[:, :, 0], scale, leads)
+        return perturbed(operator, z0, steps, dt, cond, index, noise[:, :, 0], scale, leads, inputs)
 
     return draw
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ups.eval.ensemble import corrected, member_noise
+from ups.eval.ensemble import corrected, inputs_at, member_noise
 
 LABELS = {"operator": "operator", "diffusion": "+ corrector",
           "consistency": "+ student", "persistence": "persistence", "mean": "training mean",
@@ -33,18 +33,21 @@ def make_forecasts(task, index, operator, correctors, seed=0):
     spec, average = task.fields.facts, training_mean(task)
     free = [axis for axis, name in enumerate(spec.axes, 3 - len(spec.axes)) if name in spec.shifts]
 
-    def rolled(step, z, dt, cond, steps, parts=1):
-        for _ in range(steps):
+    def rolled(z, dt, cond, inputs, steps, parts=1):
+        for k in range(steps):
             for _ in range(parts):
-                z = step(z, dt / parts, cond, index)
+                z = operator(z, dt / parts, cond, index, inputs_at(inputs, k))
             yield task.decode(z[:, None])
 
     def shifted(s):
         axes = list(range(-len(spec.grid), 0))
         moves = [n // 3 + 1 if axis + 3 in free else 0
                  for n, axis in zip(spec.grid, axes, strict=True)]  # as a rule, no whole tokens
-        z0 = task.encode(s.u[:, 0].roll(moves, axes))
-        for p in rolled(operator, z0, s.dt, s.cond, s.steps):
+        z0, inputs = task.encode(s.u[:, 0].roll(moves, axes)), None
+        if s.inputs is not None:
+            v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
+            inputs = task.codec.encode_inputs(v).unflatten(0, s.inputs.shape[:2])
+        for p in rolled(z0, s.dt, s.cond, inputs, s.steps):
             yield p.roll([-n for n in moves], axes)
 
     def ensemble(stage):
@@ -53,7 +56,7 @@ def make_forecasts(task, index, operator, correctors, seed=0):
         def draw(s):
             noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
             for _, z in corrected(operator, corrector, s.z0, s.steps, s.dt, s.cond, index, noise,
-                                  calls, every):
+                                  calls, every, inputs=s.inputs):
                 yield task.decode(z)
         return draw
 
@@ -64,17 +67,18 @@ def make_forecasts(task, index, operator, correctors, seed=0):
         "codec": lambda s: (task.decode(task.encode(s.u[:, k:k + 1]))
                             for k in range(1, s.steps + 1)),
         "one_step": lambda s: (
-            task.decode(operator(task.encode(s.u[:, k]), s.dt, s.cond, index)[:, None])
+            task.decode(operator(task.encode(s.u[:, k]), s.dt, s.cond, index,
+                                 inputs_at(s.inputs, k))[:, None])
             for k in range(s.steps)),
-        "operator": lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps),
+        "operator": lambda s: rolled(s.z0, s.dt, s.cond, s.inputs, s.steps),
     }
     forecasts |= {stage: ensemble(stage) for stage in correctors}
     if any(scale.low < scale.high for scale in spec.scales):
-        forecasts["shuffled"] = lambda s: rolled(operator, s.z0, s.dt, s.other, s.steps)
+        forecasts["shuffled"] = lambda s: rolled(s.z0, s.dt, s.other, s.inputs, s.steps)
     if free:
         forecasts["shifted"] = shifted
     if spec.frames > 2:
-        forecasts["halved"] = lambda s: rolled(operator, s.z0, s.dt, s.cond, s.steps, 2)
+        forecasts["halved"] = lambda s: rolled(s.z0, s.dt, s.cond, s.inputs, s.steps, 2)
     return forecasts
 
 
@@ -93,4 +97,4 @@ def start(task, chosen, test, device):
     return SimpleNamespace(
         u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
-        dt=torch.full((len(u),), task.fields.facts.dt, device=device))
+        inputs=task.inputs(chosen), dt=torch.full((len(u),), task.fields.facts.dt, device=device))

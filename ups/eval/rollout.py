@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import DistributedType
 from tqdm import tqdm
 
+from ups.eval.ensemble import inputs_at
 from ups.eval.metrics import drift, nrmse
 from ups.models.precision import products
 from ups.train.step import eager
@@ -22,11 +23,11 @@ MEASURED = ("operator", "one_step", "persistence", "codec", "drift")
 
 @torch.no_grad()
 @products("highest")
-def rollout(model, z0, steps, dt, cond, task=0):
+def rollout(model, z0, steps, dt, cond, task=0, inputs=None):
     """The predicted latents (B, steps, N, D) that follow `z0` (B, N, D)."""
     frames, z = [], z0
-    for _ in range(steps):
-        z = model(z, dt, cond, task)
+    for k in range(steps):
+        z = model(z, dt, cond, task, inputs_at(inputs, k))
         frames.append(z)
     return torch.stack(frames, 1)
 
@@ -87,9 +88,9 @@ def predict(accelerator, model, task, index, chosen):
     batch, frames = u.shape[:2]
     cond = task.cond(chosen).to(device)
     dt = torch.full((batch,), task.fields.facts.dt, device=device)
-    z = task.encode(u)  # (B, T, N, D)
-    rolled = task.decode(rollout(model, z[:, 0], frames - 1, dt, cond, index))
-    steps = [model(z[:, t], dt, cond, index) for t in range(frames - 1)]
+    z, inputs = task.encode(u), task.inputs(chosen)  # (B, T, N, D)
+    rolled = task.decode(rollout(model, z[:, 0], frames - 1, dt, cond, index, inputs))
+    steps = [model(z[:, t], dt, cond, index, inputs_at(inputs, t)) for t in range(frames - 1)]
     forecasts = {"operator": rolled, "one_step": task.decode(torch.stack(steps, 1)),
                  "persistence": u[:, :1].expand_as(rolled), "codec": task.decode(z[:, 1:])}
     return {name: nrmse(p, u[:, 1:]).cpu()
