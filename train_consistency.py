@@ -66,15 +66,15 @@ def student_loss(model, batch, teacher, tasks):
     student = functools.partial(consistency, functools.partial(model, **given))
     denoiser = functools.partial(denoise, functools.partial(teacher, **given))
     return distillation_loss(student, denoiser, LADDER[0] * batch["noise"], LADDER, JUMPS,
-                             mask=batch["own"])
+                             weight=batch["valid"])
 
 
 def prepared(batch, cfg, tasks):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.shift:
         batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
-    batch["own"] = (batch["mask"] > 0).float()  # not the padding
-    batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+    batch["valid"] = (batch["channel_weight"] > 0).float()  # not the padding
+    batch["noise"] = batch["valid"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     return batch
 
 
@@ -121,7 +121,7 @@ def main(argv=None):
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
-                            shared=("mask", "own"))
+                            shared=("channel_weight", "valid"))
         run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
                    lineage=latents.lineage | {
                        "operator": operator.mark, "diffusion": teacher.mark})

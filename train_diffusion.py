@@ -68,15 +68,15 @@ def diffusion_loss(model, batch, tasks):
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
                             cond=batch["cond"], task=batch["task"],
                             inputs=inputs if inputs is None else inputs[:, 0])
-    return denoising_loss(net, clean, batch["sigma"], batch["noise"], mask=batch["own"])
+    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=batch["valid"])
 
 
 def prepared(batch, cfg, tasks, corrector):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.shift:
         batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
-    batch["own"] = (batch["mask"] > 0).float()  # not the padding
-    batch["noise"] = batch["own"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+    batch["valid"] = (batch["channel_weight"] > 0).float()  # not the padding
+    batch["noise"] = batch["valid"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
     batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
                                     cfg.sigma_std)
     batch["table"] = corrector.table(batch["task"], batch["lead"])
@@ -123,7 +123,7 @@ def main(argv=None):
         ema = EMA(model, cfg.ema, compile=run.graphs)
         loss = functools.partial(diffusion_loss, tasks=latents.tasks)
         backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
-                            shared=("mask", "own"))
+                            shared=("channel_weight", "valid"))
         run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
                    lineage=latents.lineage | {"operator": operator.mark})
 

@@ -25,7 +25,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model, fused
+from ups.train.step import Backward, Captured, compile_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,35 +61,15 @@ class Config(RunConfig):
         check_codec(self)
 
 
-def operator_loss(model, batch, tasks=()):
-    """Relative error of one step, in units of the task's typical change: (B,).
-
-    `mask` weighs the latent channels by their share of the norm of the field (zero where padded),
-    so this is |u_hat - u| / |u - mean| over space; 1 means "no better than no change".
-    """
-    z0, z1, start, inputs = augmented(batch, tasks)
+def operator_loss(model, batch, tasks):
+    """Relative error of one step; 1 means "no better than no change": (B,)."""
+    task, inputs = tasks[batch["task"]], batch.get("inputs")
+    z, inputs = task.augment(batch["z"], batch.get("move"), inputs)
+    z0, z1 = z.unbind(1)                                                        # (B, N, D) each
+    inputs = inputs if inputs is None else inputs[:, 0]                         # at z0
+    start = z0 + task.noise(z0, z1, batch)
     z1_hat = model(start, batch["dt"], batch["cond"], batch["task"], inputs)
-    return relative_error(z1_hat, z1, batch["mask"]) / (
-        tasks[batch["task"]].restless if tasks else 1.0)
-
-
-@fused
-def relative_error(z_hat, z, mask):
-    error, size = ((mask * x**2).sum((1, 2)) for x in (z_hat - z, z))
-    return (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
-
-
-def augmented(batch, tasks):
-    """z0 and z1 (B, N, D), moved, z0 with noise, and the inputs (B, N, E) at z0, if any."""
-    z, inputs = batch["z"], batch.get("inputs")
-    if "move" in batch:
-        z, inputs = tasks[batch["task"]].augment(z, batch["move"], inputs)
-    (z0, z1), inputs = z.unbind(1), inputs if inputs is None else inputs[:, 0]
-    start = z0
-    if "noise" in batch:
-        start = noise.disturbed(z0, z1, batch["mask"], batch["level"], batch["noise"],
-                                tasks[batch["task"]].white)
-    return z0, z1, start, inputs
+    return task.relative_error(z1_hat, z1) / task.typical_change
 
 
 def prepared(batch, cfg):

@@ -99,7 +99,7 @@ def steady_loss(model, batch, task, prior, slope):
         clean = prior.scaled(prior.coordinates(z0, z1, size) - model(z0, cond))
     own = prior.scale > 0
     return denoising_loss(functools.partial(model, z0, cond), clean, batch["sigma"],
-                          own * batch["noise"], mask=prior.scale**2)
+                          own * batch["noise"], weight=prior.scale**2)
 
 
 def prepared(batch, cfg, task):

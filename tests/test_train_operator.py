@@ -17,7 +17,6 @@ from ups.data.find import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
-from ups.train import noise as noises
 from ups.train.step import Captured, eager
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every",
@@ -113,7 +112,8 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
     script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--components", "all",
                  "--steps", "1"])
     codec, _ = load_codec(tmp_path / "run" / "codec" / "advection1d" / "model")
-    task = TaskLatents("advection1d", open_fields("advection1d", data), codec, "", None, width=6)
+    fields = open_fields("advection1d", data)
+    task = TaskLatents(fields.facts, codec, "", fields, width=6)
     u = torch.randn(3, 2, 1, 32)
     z = task.encode(u)
     assert z.shape[-1] == 6 and torch.allclose(task.decode(z), u, atol=1e-5)
@@ -126,14 +126,10 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
 
 
 def test_moves_have_random_numbers_of_their_own():
-    seen = []
-    task = types.SimpleNamespace(augment=lambda z, move, inputs: (seen.append(move) or z, inputs))
     cfg = script.Config(steps=10, batch_size=6, noise=0.0)
-    for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])):
-        batch = {"z": torch.zeros(len(rows), 2, 4, 1), "rows": torch.tensor(rows), "task": 0,
-                 "step": step}
-        script.augmented(script.prepared(batch, cfg), [task])
-    whole, part, later = seen
+    whole, part, later = (
+        script.prepared({"rows": torch.tensor(rows), "step": step}, cfg)["move"]
+        for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])))
     assert whole.shape == (6, 10) and len(whole.unique()) == 60  # shift, mirror, sum
     assert torch.equal(part, whole[[4, 1]]) and not (later == part).any()
 
@@ -216,20 +212,24 @@ def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
     assert len(both) == 12 and max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
 
 
+def task_of(weight, z=None, width=2):
+    codec = types.SimpleNamespace(weight=weight, spec=types.SimpleNamespace(width=2))
+    return TaskLatents(None, codec, "", cache=types.SimpleNamespace(z=[z]), width=width)
+
+
 def test_noise_is_in_units_of_the_windows_own_change_and_fades():
     """Channels that count 3 to 1; the first moves, by 0 to 9 in ten windows, the second stays."""
-    task = types.SimpleNamespace(spec=types.SimpleNamespace(periodic=False), white=torch.ones(2))
+    task = task_of(torch.tensor([1.5, 0.5]))
     cfg = script.Config(steps=100, batch_size=512, noise=2.0, noise_end=0.08, augment=False)
     z = torch.zeros(512, 2, 64, 2)
     z[:, 1, :, 0] = (torch.arange(512.0) % 10)[:, None]
     change = z[:, 1, 0, 0] * (3 / 4) ** 0.5
 
     def deviations(step):
-        batch = {"z": z, "rows": torch.arange(512), "task": 0, "step": step,
-                 "mask": torch.tensor([1.5, 0.5])}
-        z0, z1, start, _ = script.augmented(script.prepared(batch, cfg), [task])
-        assert torch.equal(z0, z[:, 0]) and torch.equal(z1, z[:, 1])
-        return start.flatten(1).std(1)
+        batch = script.prepared({"z": z, "rows": torch.arange(512), "step": step}, cfg)
+        noise = task.noise(*z.unbind(1), batch) / task.noise_scale
+        assert noise.mean(1).abs().max() < 1e-5  # no conserved mean moves
+        return noise.flatten(1).std(1)
 
     for step, most in ((0, 2.0), (50, 0.4), (100, 0.08)):
         noise = deviations(step)
@@ -241,11 +241,13 @@ def test_noise_is_in_units_of_the_windows_own_change_and_fades():
 
 def test_parts_of_the_loss_are_the_same_compiled(monkeypatch):
     noise, level = torch.randn(4, 8, 3), torch.rand(4)
-    mask, white = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, 2.0, 0.0])
+    task = task_of(torch.tensor([2.0, 1.0]), width=3)  # the last channel is padding
 
     def values(z):
-        first = noises.disturbed(z[:, 0], z[:, 1], mask, level, noise, white).requires_grad_()
-        error = script.relative_error(first, z[:, -1], mask)
+        batch = {"level": level, "noise": noise}
+        first = (z[:, 0] + task.noise(*z.unbind(1), batch)).requires_grad_()
+        assert torch.equal(first[..., 2], z[:, 0, :, 2])
+        error = task.relative_error(first, z[:, -1])
         return first, error, *torch.autograd.grad(error.sum(), first)
 
     windows = [torch.randn(4, 2, 8, 3) for _ in range(2)]
@@ -270,11 +272,10 @@ def test_evaluation_compiles_nothing():
 def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field():
     """Channels that count 3 to 1: the first moves by 1, then by 3, the second stays."""
     z = torch.tensor([[0.0, 5.0], [1.0, 5.0], [4.0, 5.0]])[None, :, None].expand(1, 3, 7, 2)
-    codec = types.SimpleNamespace(weight=torch.tensor([3.0, 1.0]))
-    task = TaskLatents("burgers1d", None, codec, "", types.SimpleNamespace(z=[z]))
-    assert task.restless == pytest.approx((1 + 3) / 2 * (3 / 4) ** 0.5)
-    task = TaskLatents("burgers1d", None, codec, "", types.SimpleNamespace(z=[0 * z]))
-    assert task.restless == 1.0  # where nothing ever changes
+    task = task_of(torch.tensor([3.0, 1.0]), z)
+    assert task.typical_change == pytest.approx((1 + 3) / 2 * (3 / 4) ** 0.5)
+    task = task_of(torch.tensor([3.0, 1.0]), 0 * z)
+    assert task.typical_change == 1.0  # where nothing ever changes
 
 
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):

@@ -28,6 +28,7 @@ from ups.models.codec import Codec, build_codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ranks import on_main
+from ups.train.step import fused
 
 RESIDENT = 16e9  # bytes of latents that may lie on a GPU; more are memory-mapped
 
@@ -67,7 +68,7 @@ class TaskLatents:
         return tuple(torch.stack(squares).mean(0).sqrt().tolist())
 
     @functools.cached_property
-    def restless(self):
+    def typical_change(self):
         """The error of persistence: norm of the change in a step / norm of the field, mean."""
         weight = self.codec.weight.double().cpu()
         steps = torch.cat(list(self._changes())) @ weight / weight.sum()
@@ -97,9 +98,28 @@ class TaskLatents:
         return [self.facts.channels.index(name) for name in self.facts.conserved]
 
     @property
-    def white(self):
-        """Deviation (D,) of latent noise that is white on the grid, per deviation of the field."""
+    def channel_weight(self):
+        """What each latent channel counts in the norm of the field: (D,), zero in the padding."""
+        return F.pad(self.codec.weight, (0, self.width - self.codec.spec.width))
+
+    @property
+    def noise_scale(self):
+        """Standard deviation (D,) in the latents of white noise of deviation 1 on the grid."""
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
+
+    def noise(self, z0, z1, batch):
+        """What the step's random numbers add to z0 (B, N, D): noise that is white on the grid.
+
+        Its standard deviation is batch["level"] (B,) times the change z1 - z0 of the same sample: a
+        mean change would drown a faint field. Its mean over the tokens is zero.
+        """
+        if "noise" not in batch:
+            return 0.0
+        return _noise(z0, z1, self.channel_weight, batch["level"], batch["noise"], self.noise_scale)
+
+    def relative_error(self, z_hat, z):
+        """|u_hat - u| / |u - mean| over space, read from latents (B, N, D): (B,)."""
+        return _relative_error(z_hat, z, self.channel_weight)
 
     def augment(self, z, move, inputs=None):
         """Latents (B, T, N, D) of other solutions, and their input tokens (B, S, N, E) if any.
@@ -148,6 +168,19 @@ class TaskLatents:
             return None
         v = v.to(self.codec.weight.device)
         return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
+
+
+@fused
+def _noise(z0, z1, weight, level, noise, scale):
+    change = (weight * (z1 - z0) ** 2).sum(-1).mean(1) / weight.sum()
+    level = level * change.sqrt()
+    return level[:, None, None] * scale * (noise - noise.mean(1, keepdim=True))
+
+
+@fused
+def _relative_error(z_hat, z, weight):
+    error, size = ((weight * x**2).sum((1, 2)) for x in (z_hat - z, z))
+    return (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
 
 
 def check_codec(cfg):

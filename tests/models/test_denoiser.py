@@ -59,9 +59,9 @@ def test_starts_at_zero(body, task, channels):
 def test_every_parameter_has_a_gradient(body, task):
     model = make(body)
     x, _, *rest = batch(model, task)
-    mask = (torch.arange(model.width) < MIX[task].width).float()
+    weight = (torch.arange(model.width) < MIX[task].width).float()
     loss = denoising_loss(lambda y, c: model(y, c, *rest, task), x, torch.tensor([0.5, 2.0]),
-                          torch.randn(x.shape), mask=mask)
+                          torch.randn(x.shape), weight=weight)
     loss.sum().backward()
     for name, p in model.named_parameters():  # all but what is another task's own
         owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name)

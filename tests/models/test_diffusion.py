@@ -140,18 +140,18 @@ def test_the_minimiser_of_the_loss_is_the_posterior_mean(sigma):
     torch.testing.assert_close(loss(w), left)
 
 
-def test_the_mask_weighs_channels():
+def test_the_weights_of_channels():
     clean, noise, sigma = normal(2, 5, 3), normal(2, 5, 3, seed=1), normal(2).exp()
-    mask = torch.tensor([1.5, 0.5, 0.0], dtype=torch.float64)
+    weight = torch.tensor([1.5, 0.5, 0.0], dtype=torch.float64)
 
     def error(y, c):
         return y.new_tensor([1.0, 2.0, 1e6]) + (clean - c_skip * x) / c_out
 
     c_skip, c_out = (over(c, clean) for c in precondition(sigma)[:2])
     x = clean + over(sigma, clean) * noise
-    loss = denoising_loss(error, clean, sigma, noise, mask=mask)
+    loss = denoising_loss(error, clean, sigma, noise, weight=weight)
     torch.testing.assert_close(loss, loss.new_tensor([1.75, 1.75]))  # (1.5 * 1 + 0.5 * 4) / 2
-    zero = denoising_loss(error, clean, sigma, noise, mask=mask.new_tensor([0.0, 1.0, 0.0]))
+    zero = denoising_loss(error, clean, sigma, noise, weight=weight.new_tensor([0.0, 1.0, 0.0]))
     torch.testing.assert_close(zero, loss.new_tensor([4.0, 4.0]))
 
 
@@ -258,11 +258,11 @@ def test_the_exact_consistency_function_is_a_fixed_point():
     assert loss(gaussian, 32) > 100 * exact[1]              # a denoiser is not a jump
 
 
-def test_the_teacher_has_no_gradient_and_the_mask_is_used():
+def test_the_teacher_has_no_gradient_and_the_weight_is_used():
     x, sigmas = normal(2, 4, 2), noise_levels(4).double()
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     loss = distillation_loss(lambda x, s: a * x, lambda x, s: b * gaussian(x, s), x, sigmas, [0, 2],
-                             mask=x.new_tensor([1.0, 0.0]))
+                             weight=x.new_tensor([1.0, 0.0]))
     loss.sum().backward()
     assert b.grad is None and a.grad[0] != 0 and a.grad[1] == 0
 

@@ -81,14 +81,14 @@ class Windows(Dataset):
     def __init__(self, tasks, dtype):
         source, self.tasks = torch.Generator().manual_seed(7), tasks
         width = max(task.width for task in tasks)
-        self.z, self.cond, self.mask = [], [], []
+        self.z, self.cond, self.weight = [], [], []
         for task in tasks:
             own = (torch.arange(width) < task.width).to(dtype)
             count = torch.Size(task.tokens).numel()
             z = torch.randn(WINDOWS, count, width, generator=source, dtype=dtype)
             self.z.append(z * own)
             self.cond.append(torch.randn(WINDOWS, 2, generator=source, dtype=dtype))
-            self.mask.append(own)
+            self.weight.append(own)
 
     def __len__(self):
         return WINDOWS * len(self.tasks)
@@ -99,7 +99,8 @@ class Windows(Dataset):
         z, cond = self.z[task][index], self.cond[task][index]
         after = z.roll(1, 1) / (2 + cond[:, :1, None].tanh())
         return {"z": torch.stack([z, after], 1), "cond": cond, "dt": 0.1 + cond[:, 1].abs(),
-                "mask": self.mask[task], "step": steps[0], "rows": torch.tensor(rows), "task": task}
+                "channel_weight": self.weight[task], "step": steps[0], "rows": torch.tensor(rows),
+                "task": task}
 
 
 def whole_batch(batch):
@@ -109,7 +110,7 @@ def whole_batch(batch):
 def loss(model, batch):
     z0, z1 = batch["z"].unbind(1)
     z1_hat = model(z0 + 0.01 * batch["noise"], batch["dt"], batch["cond"], batch["task"])
-    return (batch["mask"] * (z1_hat - z1) ** 2).mean((1, 2))
+    return (batch["channel_weight"] * (z1_hat - z1) ** 2).mean((1, 2))
 
 
 def full(tensor):

@@ -53,7 +53,7 @@ class Windows(Dataset):
         index = torch.tensor([window for _, window in pairs])
         z = self.z[index]
         return {"z": torch.stack([z, z / 2], 1), "step": steps[0], "rows": torch.tensor(rows),
-                "index": index, "mask": torch.ones(WIDTH, dtype=z.dtype), "task": 0}
+                "index": index, "channel_weight": torch.ones(WIDTH, dtype=z.dtype), "task": 0}
 
 
 def whole(batch):
@@ -64,7 +64,7 @@ def loss(model, batch):
     z0, z1 = batch["z"].unbind(1)
     dt = torch.full((len(z0),), 0.1, dtype=z0.dtype)
     z1_hat = model(z0 + 0.01 * batch["noise"], dt, z0.new_zeros(len(z0), 1), batch["task"])
-    return (batch["mask"] * (z1_hat - z1) ** 2).mean((1, 2))
+    return (batch["channel_weight"] * (z1_hat - z1) ** 2).mean((1, 2))
 
 
 def train(run, cfg, wrap=lambda model: model):

@@ -30,7 +30,7 @@ class LatentWindows(Dataset):
         self.views = [[_windows(z, steps) for z in cache.z]
                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
         self.device, self.resident = torch.device("cpu"), False
-        self.masks = [_pad(cache.weight, width) for cache in self.caches]
+        self.weights = [_pad(cache.weight, width) for cache in self.caches]
         self.conds = [_pad(cache.facts.condition(cache.params), count) for cache in self.caches]
         self.inputs = [_joined(cache.inputs) for cache in self.caches]
 
@@ -48,7 +48,8 @@ class LatentWindows(Dataset):
             for part, z in zip(whole.split([len(z) for z in cache.z]), cache.z, strict=True):
                 part.copy_(z)
             self.views[task] = [_windows(whole, steps)]
-        self.masks, self.conds = ([x.to(device) for x in row] for row in (self.masks, self.conds))
+        self.weights = [x.to(device) for x in self.weights]
+        self.conds = [x.to(device) for x in self.conds]
         self.inputs = [x if x is None else x.to(device) for x in self.inputs]
 
     def __getitems__(self, triples):
@@ -68,7 +69,7 @@ class LatentWindows(Dataset):
             "z": self._gather(task, trajectory, start),
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
             "cond": self.conds[task][trajectory],
-            "mask": self.masks[task],
+            "channel_weight": self.weights[task],
             "task": task,
             "step": steps[0],
             "rows": rows,
@@ -89,8 +90,8 @@ class LatentWindows(Dataset):
         if self.resident:
             rows = trajectory * frames + start
             z = views[0].index_select(0, rows).view(len(rows), -1, tokens, width).float()
-            return _pad(z, len(self.masks[task]))
-        z = torch.empty(len(start), self.lengths[task] + 1, tokens, len(self.masks[task]))
+            return _pad(z, len(self.weights[task]))
+        z = torch.empty(len(start), self.lengths[task] + 1, tokens, len(self.weights[task]))
         plain = z.dtype == cache.z[0].dtype and z.shape[3] == width
         out = z.flatten(1) if plain else None  # else by way of a copy
         count = len(cache.z[0])  # trajectories in a shard

@@ -160,7 +160,7 @@ def drawn(operator, corrector, calls, cfg=None, **how):
 def shaken(operator, task, size):
     """The ensemble of perturbed inputs: white noise on the grid, `size` of a field's deviation."""
     def draw(z0, steps, dt, cond, index, noise, leads, inputs=None):
-        scale = task.white.to(z0) * size
+        scale = task.noise_scale.to(z0) * size
         return perturbed(operator, z0, steps, dt, cond, index, noise[:, :, 0], scale, leads, inputs)
 
     return draw

@@ -44,13 +44,13 @@ def training_sigma(normal, mean=-1.2, std=1.2):
     return torch.exp(mean + std * normal)
 
 
-def denoising_loss(net, clean, sigma, noise, sigma_data=1.0, mask=None):
+def denoising_loss(net, clean, sigma, noise, sigma_data=1.0, weight=None):
     """Squared error (B,) of D over c_out, which is net's own error, so of order one at any sigma.
 
-    `mask` (D,) weighs the channels, zero where they are padding; None weighs all alike.
+    `weight` (D,) is that of the channels, zero where they are padding; None weighs all alike.
     """
     error = denoise(net, clean + _times(sigma, noise), sigma, sigma_data) - clean
-    return _mean_square(error, mask) / precondition(sigma, sigma_data)[1] ** 2
+    return _mean_square(error, weight) / precondition(sigma, sigma_data)[1] ** 2
 
 
 # sampling
@@ -122,7 +122,7 @@ def few_step(f, x, sigmas, noise=None):
     return x
 
 
-def distillation_loss(student, teacher, x, sigmas, at, mask=None, sigma_data=1.0):
+def distillation_loss(student, teacher, x, sigmas, at, weight=None, sigma_data=1.0):
     """Squared distance (B,) of the student's jumps to where the teacher's trajectory ends.
 
     x (B, ...) is noise of level sigmas[0]; the student f(x, sigma) jumps from the levels `at`
@@ -137,7 +137,7 @@ def distillation_loss(student, teacher, x, sigmas, at, mask=None, sigma_data=1.0
     for i in at:
         sigma = _levels(sigmas[i], x)
         error = student(path[i], sigma) - goal
-        loss = loss + _mean_square(error, mask) / precondition(sigma, sigma_data)[1] ** 2
+        loss = loss + _mean_square(error, weight) / precondition(sigma, sigma_data)[1] ** 2
     return loss / len(at)
 
 
@@ -151,7 +151,7 @@ def _times(s, x):
     return s.view(-1, *[1] * (x.ndim - 1)) * x
 
 
-def _mean_square(error, mask):
-    """(B, N, D) -> (B,), channels weighed by mask (D,)"""
-    mask = error.new_ones(error.shape[-1]) if mask is None else mask
-    return (mask * error**2).mean(1).sum(-1) / mask.sum()
+def _mean_square(error, weight):
+    """(B, N, D) -> (B,), channels weighed by weight (D,)"""
+    weight = error.new_ones(error.shape[-1]) if weight is None else weight
+    return (weight * error**2).mean(1).sum(-1) / weight.sum()

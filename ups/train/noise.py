@@ -1,12 +1,10 @@
 """Random numbers that are a function of (seed, step, row) alone, on one kind of device.
 
 They are drawn for the whole global batch and taken at this rank's rows, so that neither a resume
-nor another number of processes changes one of them. `disturbed` puts them on the start of a step.
+nor another number of processes changes one of them.
 """
 
 import torch
-
-from ups.train.step import fused
 
 
 def generator(device, seed, step, stream=0):
@@ -29,14 +27,3 @@ def _rows(draw, batch, cfg, shape, stream):
     device = batch["rows"].device
     source = generator(device, cfg.seed, batch["step"], stream)
     return draw(cfg.batch_size, *shape, device=device, generator=source)[batch["rows"]]
-
-
-@fused
-def disturbed(z0, z1, mask, level, noise, white):
-    """The latents z0 (B, N, D) with noise of up to `level` (B,) times their change in the step.
-
-    `white` (D,): on the grid, where channels that count less get more. A moved mean might stay.
-    """
-    change = (mask * (z1 - z0) ** 2).sum(-1).mean(1) / mask.sum()
-    level = level * change.sqrt()  # its own: the mean one would drown a faint field
-    return z0 + level[:, None, None] * white * (noise - noise.mean(1, keepdim=True))

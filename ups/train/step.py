@@ -122,7 +122,7 @@ class Backward:
     shape and replayed.
     """
 
-    def __init__(self, run, model, loss, micro_batch=0, graphs=False, shared=("mask",)):
+    def __init__(self, run, model, loss, micro_batch=0, graphs=False, shared=("channel_weight",)):
         self.run, self.model, self.loss = run, model, loss
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
