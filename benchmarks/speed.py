@@ -31,8 +31,8 @@ from ups.eval.plots import picture
 from ups.files import read_json, write_json
 from ups.models.any_point import interpolate
 from ups.models.precision import products
-from ups.simulator import Simulator, finished
-from ups.stages import load_corrector
+from ups.simulator import Simulator
+from ups.stages import finished, load_corrector
 from ups.train.ranks import now
 from ups.train.step import Captured
 

@@ -3,9 +3,12 @@
 import functools
 from unittest.mock import patch
 
+import numpy as np
+
 import train_consistency
 import train_diffusion
 import train_operator
+from ups.data import write_fields
 from ups.data.make import make
 
 TINY = ["--batch_size", "4", "--log_every", "1", "--warmup", "1"]
@@ -22,6 +25,29 @@ def two_tasks(base, _):
     make("advection1d", out=folder / "data", samples=20, grid=16, frames=7)
     train_operator.main([*_places(folder), *OPERATOR, "--tasks", "burgers1d", "advection1d",
                          "--steps", "8"])  # four for each, so that conditions count
+    return folder / "run"
+
+
+def write_driven(path, samples=24, grid=16, frames=6, dt=0.1, seed=0, **facts):
+    """A field that is carried along, pushed by a given force, and by k of it: k > 0 or below."""
+    rng, x = np.random.default_rng(seed), 2 * np.pi * np.arange(grid) / grid
+    k = np.linspace(-1, 2, samples)
+    waves = np.sin(x + rng.uniform(0, 6, (samples, 2 * frames, 1)))
+    u = [np.cos(x - rng.uniform(0, 6, (samples, 1)))]
+    for step in range(frames - 1):
+        u.append(0.9 * np.roll(u[-1], 1, -1) + k[:, None] * dt * waves[:, step])
+    return write_fields(path, np.stack(u, 1), dt=dt, channels="u", axes="x", boundary="periodic",
+                        params={"k": k}, inputs={"force": waves[:, :frames]}, **facts)
+
+
+@functools.cache
+@patch("ups.eval.report.draw_rollouts")
+def driven(base, _):
+    """A run on data with an input that varies in time and a parameter of both signs."""
+    folder = base / "driven"
+    folder.mkdir()
+    train_operator.main(["--run", str(folder / "run"), "--cache", str(folder / "cache"), *OPERATOR,
+                         "--data", str(write_driven(folder / "driven.h5"))])
     return folder / "run"
 
 

@@ -1,5 +1,7 @@
-"""A trained run as a function of fields: the same numbers as in evaluation, and good sentences."""
+"""A trained run as a function of fields, and exported: the same numbers, and good sentences."""
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,16 +10,19 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from launching import ROOT
-from simulating import add_corrector, two_tasks
+from simulating import add_corrector, driven, two_tasks
 
 from ups import Simulator
 from ups.config import UsageError
 from ups.eval.ensemble import corrected, member_noise
-from ups.eval.rollout import predict
 from ups.latents import open_tasks
+from ups.models.codec import relative_error
+from ups.simulator import main
 from ups.stages import load_corrector
+from ups.train.checkpoint import export_model, load_model
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +31,42 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    return driven(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
 def sim(run):
     return Simulator.load(run, "cpu")
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
 def start():
     """Initial fields of burgers1d."""
-    return np.random.default_rng(0).standard_normal((3, 1, 32)).astype("float32")
+    return np.random.default_rng(0).uniform(-1, 1, (3, 1, 32)).astype("float32")
 
 
-def test_a_rollout_is_what_evaluation_predicts(sim):
-    accelerator = Accelerator(cpu=True)
-    for index, task in enumerate(open_tasks(accelerator, sim.operator.settings)):
-        chosen = task.fields.split("test")
-        shown = predict(accelerator, sim.operator.model, task, index, chosen)
-        params = dict(zip(task.fields.facts.params, task.fields.params(chosen).T, strict=True))
-        got = sim.rollout(shown["truth"][:, 0], task.facts.frames - 1, params, task=task.name)
-        assert torch.equal(got, shown["fields"][:, 1:])
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_rollout_has_the_errors_that_the_test_reported(run, pushed):
+    for folder in (run, pushed):
+        sim = Simulator.load(folder, "cpu")
+        told = json.loads((folder / "operator" / "test.json").read_text())["tasks"]
+        for task in open_tasks(Accelerator(cpu=True), sim.operator.settings):
+            chosen = task.fields.split("test")
+            u, params = task.fields.read(chosen), task.fields.params(chosen).T
+            got = sim.rollout(u[:, 0], u.shape[1] - 1, dict(zip(task.facts.params, params,
+                              strict=True)), task.fields.inputs(chosen), task=task.name)
+            error = relative_error(got.flatten(0, 1), u[:, 1:].flatten(0, 1)).mean().item()
+            assert error == pytest.approx(told[task.name]["nrmse_rollout"]["operator"], rel=1e-5)
 
 
 def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeypatch):
@@ -61,38 +84,64 @@ def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeyp
     some = sim.rollout(torch.from_numpy(start), 6, {"nu": 0.01}, task="burgers1d", frames=[2, 5])
     assert count == [3] * 8
     assert torch.equal(some, torch.from_numpy(all_frames[:, [1, 4]]))
-    assert "burgers1d: channels u; x in [0, 1], 32 points; periodic; dt 0.25; nu 0.01, 0.1" in str(
+    assert "burgers1d: channels u; x in [0, 1], 32 points, periodic; dt 0.25; nu 0.01, 0.1" in str(
         sim)
 
 
-def test_parameters_and_time_step_reach_the_operator(sim, start):
+def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start, recwarn):
     one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
     rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
     assert np.array_equal(rows[[0, 2]], one[[0, 2]]) and not np.allclose(rows[1], one[1], atol=1e-7)
-    with pytest.warns(UserWarning, match="nu was 0.01 to 0.1 in training") as caught:
-        sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
-    assert [warning.filename for warning in caught] == [__file__]  # the caller's line
-    step = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.1)
-    assert not np.allclose(step, one, atol=1e-7)
     u = start[:, :, :16]  # advection1d had one beta, which need not be given
     assert np.array_equal(sim.rollout(u, 2, task="advection1d"),
                           sim.rollout(u, 2, {"beta": 0.1}, task="advection1d"))
+    assert np.array_equal(sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.25), one)
+    low, high = sim.tasks["burgers1d"].codec.seen.flatten().tolist()
+    assert not recwarn.list and -5 < low < 0 < high < 5
+    sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
+    sim.rollout(10 * high * start, 1, {"nu": 0.1}, task="burgers1d")
+    told = [(str(one.message), one.filename) for one in recwarn]
+    assert told[0] == ("nu was 0.01 to 0.1 in training; what is outside is a guess.", __file__)
+    assert f"in training it was {low:.3g} to {high:.3g}" in told[1][0] and told[1][1] == __file__
 
 
-def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
+def test_inputs_are_those_of_the_time_of_each_step(pushed):
+    sim = Simulator.load(pushed, "cpu")
+    u0, k, rng = np.zeros((2, 1, 16)), {"k": [-1.0, 2.0]}, np.random.default_rng(0)
+    v = rng.standard_normal((2, 4, 1, 16)).astype("float32")
+    by_hand = u0
+    whole = sim.rollout(u0, 4, k, v)
+    for step in range(4):
+        by_hand = sim.rollout(by_hand, 1, k, v[:, step])[:, 0]
+        assert np.allclose(by_hand, whole[:, step], atol=1e-4)  # decoded between the steps
+    late = v.copy()
+    late[:, 3] += 1
+    changed = np.abs(sim.rollout(u0, 4, k, late) - whole).max((0, 2, 3))
+    assert (changed[:3] == 0).all() and changed[3] > 0
+    constant = sim.rollout(u0, 3, k, v[:1, 0])  # one for all rows and times
+    assert np.array_equal(constant, sim.rollout(u0, 3, k, v[:1, :1] + 0 * v))
+    assert "inputs force" in str(sim)
+    for inputs, words in [(None, r"needs inputs=: channels force as \(batch, 1, 16\)"),
+                          (v[:, :2], r"shape \(2, 2, 1, 16\); driven takes .*4 or more, 1, 16"),
+                          (v[:, :, 0], "takes channels force"), (v[[0, 0, 0]], "takes channels"),
+                          (v * np.nan, "NaN")]:
+        with pytest.raises(UsageError, match=words):
+            sim.rollout(u0, 4, k, inputs)
+
+
+def test_members_are_drawn_by_the_student_or_else_by_the_corrector(copy, start):
     u, leads = torch.from_numpy(start), [1, 3]
     ask = dict(task="burgers1d", members=4, seed=5, frames=leads)
     with pytest.raises(UsageError, match="train_diffusion.py"):
-        Simulator.load(tmp_path / "run", "cpu").rollout(u, 3, {"nu": 0.1}, **ask)
+        Simulator.load(copy, "cpu").rollout(u, 3, {"nu": 0.1}, **ask)
     for stage in ("diffusion", "consistency"):
-        add_corrector(tmp_path / "run", stage)
-        sim = Simulator.load(tmp_path / "run", "cpu")
+        add_corrector(copy, stage)
+        sim = Simulator.load(copy, "cpu")
         got = sim.rollout(u, 3, {"nu": 0.1}, **ask)
         assert got.shape == (3, 4, 2, 1, 32)
         task, model = sim.tasks["burgers1d"], sim.operator.model
         z0 = task.encode(u)
-        corrector = load_corrector(tmp_path / "run", stage, sim.operator).model
+        corrector = load_corrector(copy, stage, sim.operator).model
         noise = member_noise(5, range(3), 4, 2, *z0.shape[1:])
         members = corrected(model, corrector, z0, 3, torch.full((3,), 0.25),
                             task.condition(torch.full((3, 1), 0.1)), 0, noise, 2, 1, leads)
@@ -115,13 +164,14 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(run, start, t
     (dict(params={}), "params lacks nu; the data had 0.01 to 0.1"),
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
+    (dict(inputs=np.zeros((3, 1, 32))), "has no inputs"),
     (dict(steps=0), "0 steps"),
     (dict(steps=2.5), "steps=2.5: it is a whole number"),
     (dict(members="3"), "members='3'"),
     (dict(seed=None), "seed=None"),
     (dict(frames=[3, 1]), "in order"),
     (dict(frames=[9]), "1 .. steps"),
-    (dict(dt=0.0), "above 0"),
+    (dict(dt=0.1), "dt=0.1: burgers1d was trained on steps of 0.25"),
     (dict(members=0), "above 0"),
 ])
 def test_wrong_use_is_one_sentence(sim, start, change, words):
@@ -130,11 +180,9 @@ def test_wrong_use_is_one_sentence(sim, start, change, words):
         sim.rollout(**call)
 
 
-def test_what_does_not_belong_together_is_refused(run, tmp_path):
+def test_what_does_not_belong_together_is_refused(run, copy, tmp_path):
     with pytest.raises(UsageError, match="there is no such folder"):
         Simulator.load(tmp_path / "nothing")
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
     shutil.rmtree(copy / "codec" / "advection1d")
     with pytest.raises(UsageError, match="config.json is missing.; put it back"):
         Simulator.load(copy)
@@ -150,3 +198,113 @@ def test_the_package_alone_does_not_import_torch():
     code = "import sys, ups; assert 'torch' not in sys.modules; ups.nothing"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "has no attribute 'nothing'" in done.stderr
+
+
+def test_an_export_gives_the_same_rollouts_bit_for_bit_in_a_process_of_its_own(
+        copy, start, tmp_path, capsys):
+    add_corrector(copy, "diffusion")
+    (copy / "evaluation").mkdir()
+    (copy / "evaluation" / "report.html").write_text("has paths of this machine")
+    (copy / "consistency").mkdir()  # begun and not finished: left out
+    out = tmp_path / "some" / "model"
+    main([str(copy), str(out), "--license", "mit"])
+    assert "hf upload USER/model" in capsys.readouterr().out
+    for kind in ("is_file", "is_dir"):  # what all may read, and go into
+        assert len({path.stat().st_mode for path in (copy / "operator", copy / "README.md",
+                    *out.rglob("*")) if getattr(path, kind)()}) == 1
+    ask = dict(steps=3, params={"nu": 0.02}, task="burgers1d")
+    before = Simulator.load(copy, "cpu")
+    moved = shutil.move(out, tmp_path / "elsewhere")
+    np.save(tmp_path / "u0.npy", start)
+    code = ("import sys, numpy as np; from ups import Simulator; folder, *places = sys.argv[1:]\n"
+            "sim, u0 = Simulator.load(folder, 'cpu'), np.load(places[0])\n"
+            f"np.savez(places[1], alone=sim.rollout(u0, **{ask}), "
+            f"many=sim.rollout(u0, **{ask}, members=3))")
+    subprocess.run([sys.executable, "-c", code, moved, tmp_path / "u0.npy", tmp_path / "u.npz"],
+                   cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    after = np.load(tmp_path / "u.npz")
+    assert np.array_equal(before.rollout(start, **ask), after["alone"])
+    assert np.array_equal(before.rollout(start, **ask, members=3), after["many"])
+    there = files(moved)
+    assert {"README.md", "config.json", "operator/exit.json", "operator/test.json",
+            "codec/advection1d/model/model.safetensors"} <= set(there)
+    assert not [name for name in there if "checkpoints" in name or "consistency" in name]
+    assert not [name for name, text in there.items() if str(tmp_path).encode() in text]
+
+
+def test_the_card_has_the_front_matter_of_the_hub_and_the_measured_numbers(copy, tmp_path):
+    main([str(copy), str(tmp_path / "model"), "--license", "mit"])
+    text = (tmp_path / "model" / "README.md").read_text()
+    front = yaml.safe_load(text.split("---")[1])
+    assert (front["library_name"], front["license"]) == ("ups", "mit")
+    assert front["tags"][-2:] == ["burgers1d", "advection1d"]
+    for task, result in json.loads((copy / "operator" / "test.json").read_text())["tasks"].items():
+        errors = [f"{result['nrmse_rollout'][row]:.3g}" for row in ("operator", "persistence")]
+        assert f"| {task} | {' | '.join(errors)} |\n" in text
+    assert 'sim.rollout(u0, 40, params={..}, task="burgers1d")  # u0 (batch, 1, 32)' in text
+    assert str(tmp_path) not in text
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(copy, tmp_path):
+    out = tmp_path / "model"
+    out.mkdir()  # empty: fine
+    main([str(copy), str(out)])
+    (out / "README.md").write_text("old")
+    main([str(copy), str(out)])
+    assert "fingerprint" in (out / "README.md").read_text()
+    kept = files(copy)
+    for foreign in (copy, tmp_path, copy / "operator" / "exit.json"):
+        with pytest.raises(UsageError, match="was not written by ups.simulator"):
+            main([str(copy), str(foreign)])
+    assert files(copy) == kept
+
+
+def test_a_damaged_run_writes_nothing_and_a_damaged_copy_is_not_loaded(copy, tmp_path):
+    out = tmp_path / "model"
+    main([str(copy), str(out)])
+    weights = out / "operator" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(UsageError, match="do not belong together"):
+        Simulator.load(out)
+    shutil.copy(weights, copy / "operator" / "model")
+    before = files(out)
+    with pytest.raises(UsageError, match="do not belong together"):
+        main([str(copy), str(out)])
+    assert files(out) == before and not list(tmp_path.glob("*.partial"))
+
+
+def test_an_export_of_a_stranger_is_not_trusted(copy, tmp_path):
+    """No code, no pickle, no other place than its own, to read or to write."""
+    main([str(copy), str(tmp_path / "model")])
+
+    def forged(change, **tensors):
+        """The export again, with another configuration and a fingerprint that fits."""
+        folder = tmp_path / "forged" / "operator" / "model"
+        shutil.rmtree(tmp_path / "forged", ignore_errors=True)
+        shutil.copytree(tmp_path / "model", tmp_path / "forged")
+        config, known = load_model(folder)
+        del config["fingerprint"]
+        change(config)
+        export_model(folder, known | tensors, config)
+        return tmp_path / "forged"
+
+    assert Simulator.load(forged(lambda config: None), "cpu").tasks  # the forger knows his trade
+    for bad in ("../../model/codec/burgers1d", str(copy / "codec" / "burgers1d"), "..", "a\\b"):
+        with pytest.raises(UsageError, match="a data set cannot be called"):
+            Simulator.load(forged(lambda config, bad=bad: config["fields"][0].update(name=bad)))
+    with pytest.raises(UsageError, match="class os.system, not LatentOperator; say where its code"):
+        Simulator.load(forged(lambda config: config.update({"class": "os.system"})))
+    with pytest.raises(UsageError, match="another version of the model"):
+        Simulator.load(forged(lambda config: config["model"].update(hook="os.system")))
+
+    (tmp_path / "secret").write_text("{}")
+    folder = forged(lambda config: None)
+    (folder / "operator" / "test.json").unlink()
+    (folder / "operator" / "test.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match="is a link that leaves the run"):
+        main([str(folder), str(tmp_path / "again")])
+    assert not (tmp_path / "again").exists()
+    weights = folder / "operator" / "model" / "model.safetensors"
+    torch.save({"a": torch.ones(1)}, weights)  # a pickle, under that name
+    with pytest.raises(UsageError, match="not readable"):
+        Simulator.load(folder)

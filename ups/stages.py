@@ -5,7 +5,11 @@ exported folder has the layout of a run, `exit.json` and `config.json` of its st
 """
 
 import dataclasses
+import importlib.util
+import inspect
+import math
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +17,9 @@ import torch
 from torch import nn
 
 from ups.config import UsageError
+from ups.data.facts import from_plain
 from ups.files import read_json
+from ups.latents import load_codec
 from ups.models.body import BodyConfig
 from ups.models.generators import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
@@ -31,11 +37,68 @@ class Loaded:
     mark: str                  # fingerprint
 
 
-def load_operator(run):
+def load_operator(run, model=None):
+    """`model` is the class of an operator of your own, called with its configuration and tasks.
+
+    No code is ever loaded because a folder names it.
+    """
     def build(config, tasks):
-        return LatentOperator(OperatorConfig(**config["model"]), tasks)
+        name, known = config.get("class"), (model or LatentOperator).__name__
+        if name != known:
+            raise UsageError(f"{run} holds an operator of class {name}, not {known}; say where its "
+                             f"code is: `--model FILE.py:{name}`, or `model={name}` in Python.")
+        if model is None:
+            return LatentOperator(OperatorConfig(**config["model"]), tasks)
+        return model(SimpleNamespace(**config["model"]), tasks)
 
     return load_stage(run, "operator", build)
+
+
+def load_class(text):
+    """`my_model.py:Mine` -> the class Mine in that file, an operator as docs/template.md says."""
+    if not text:
+        return None
+    path, _, name = text.rpartition(":")
+    if not Path(path).is_file():
+        raise UsageError(f"--model {text}: expected FILE.py:Class, and there is no file {path}.")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kind = getattr(module, name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        raise UsageError(f"--model {text}: {path} has no torch.nn.Module of that name.")
+    return kind
+
+
+def facts_of(operator):
+    """{name: Facts} of the data sets of an operator (Loaded), in its order."""
+    known = {}
+    for about in operator.config["fields"]:
+        facts = from_plain(about)
+        known[facts.name] = facts
+    return known
+
+
+def own_codec(run, name, operator):
+    """The codec that an operator was trained with, and its fingerprint."""
+    codec, mark = load_codec(Path(run) / "codec" / name / "model")
+    if operator.config["lineage"].get(f"codec of {name}") != mark:
+        raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was trained "
+                         "with; put that one back.")
+    return codec, mark
+
+
+def finished(run):
+    """The correctors that a run has, the student first: it needs one or two calls."""
+    return [stage for stage in ("consistency", "diffusion")
+            if read_json(Path(run) / stage / "exit.json").get("status") == "done"]
+
+
+def check_dt(dt, facts):
+    """Refuse a time step that is not among those of the training: nothing is known of others."""
+    if not math.isclose(dt, facts.dt, rel_tol=1e-4):
+        raise UsageError(f"dt={dt:g}: {facts.name} was trained on steps of {facts.dt:g}; finer "
+                         "frames are another --stride_t, other steps another training.")
 
 
 def load_corrector(run, stage, operator):

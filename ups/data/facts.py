@@ -54,6 +54,10 @@ class Facts:
     steady: bool = False                     # two frames: nothing, and the answer to the inputs
     first_frame: int = 0                     # frames before it are left out
 
+    def __post_init__(self):
+        if self.name in (".", "..") or {"/", "\\"} & set(self.name):
+            raise UsageError(f"a data set cannot be called {self.name!r}: folders bear its name.")
+
     @property
     def periodic(self):
         """One truth value for each axis."""

@@ -61,6 +61,7 @@ class Codec(nn.Module):
                               tuple(facts["channels"]), config["width"],
                               len(facts["inputs"]) * math.prod(self.patch))
         self.register_buffer("weight", torch.ones(config["width"]))
+        self.register_buffer("seen", torch.zeros(2, len(facts["channels"])))  # least, largest value
         self.register_buffer("input_mean", torch.zeros(len(facts["inputs"])))
         self.register_buffer("input_std", torch.ones(len(facts["inputs"])))
 
@@ -124,11 +125,14 @@ def fit_patch(batches, val_batches, *, facts, patch, inputs=None, components="au
     `components` is a number, "all", or "auto": the fewest with an nRMSE of at most `error` over
     `val_batches()`.
     """
-    count, first, second = 0, 0, 0
+    count, first, second, seen = 0, 0, 0, []
     for u in batches():
         x = to_patches(u.double(), patch).flatten(0, 1)
         count, first, second = count + len(x), first + x.sum(0), second + x.mT @ x
+        seen.append(torch.stack(u.movedim(1, 0).flatten(1).cpu().aminmax(dim=1)))
         dtype = u.dtype
+    seen = torch.stack(seen)
+    seen = torch.stack([seen[:, 0].amin(0), seen[:, 1].amax(0)])
     first, second = first.cpu() / count, second.cpu() / count
     size = math.prod(patch)
     mean = first.view(-1, size).mean(1)
@@ -151,7 +155,8 @@ def fit_patch(batches, val_batches, *, facts, patch, inputs=None, components="au
                             offset=offset))
     input_mean, input_std = _moments(inputs() if facts["inputs"] else (), len(facts["inputs"]))
     codec.double().load_state_dict(dict(mean=mean, std=std, center=center, basis=basis, scale=scale,
-                                        weight=scale, input_mean=input_mean, input_std=input_std))
+                                        weight=scale, seen=seen, input_mean=input_mean,
+                                        input_std=input_std))
     errors = component_errors(codec, val_batches())  # always: the val split is looked at once
     named = {"auto": max(1, int((errors <= error).nonzero()[0])), "all": len(basis)}
     return truncate(codec, named.get(components, components)).to(dtype)

@@ -137,7 +137,7 @@ def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec
                          'codec starts from one that was fitted with components="all".')
     codec = GridCodec({**patch.config, "kind": "grid", "width": width, **asdict(cfg)})
     codec.to(weight.dtype).full.load_state_dict(patch.state_dict())
-    for name in ("input_mean", "input_std"):
+    for name in ("seen", "input_mean", "input_std"):
         getattr(codec, name).copy_(getattr(patch, name))
     codec.weight.copy_(weight)
     return codec

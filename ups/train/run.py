@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from ups.config import RunError, UsageError, flat
@@ -218,7 +219,8 @@ class Run:
         """Write `model/`, what the next stage loads, from the live weights. Every rank calls."""
         model = self.accelerator.unwrap_model(model)
         tensors = whole(self.accelerator, model.state_dict())
-        config = {"stage": self.stage, **config, "lineage": self.lineage}
+        kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+        config = {"stage": self.stage, "class": kind.__name__, **config, "lineage": self.lineage}
         on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
 
     def write(self, name, value):
