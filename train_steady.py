@@ -1,12 +1,13 @@
-"""Learn the steady field of a coefficient,  p(u | a):  first its mean, then what that leaves.
+"""Learn the steady field that belongs to given inputs,  p(u | v):  its mean, then what that leaves.
 
     accelerate launch train_steady.py                                             # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml train_steady.py --compile
     accelerate launch --config_file accelerate_configs/2gpu.yaml train_steady.py --compile
 
-Stands alone: data, codec and latent cache are made where they are missing. Run the same command
-again to resume. Writes runs/NAME/steady/: metrics.jsonl, checkpoints/, model/ (best average by
-validation), test.json and steady.png.
+Stands alone: data, codec and latent cache are made where they are missing. The data must say
+`steady`; without --data it is Darcy's equation. Run the same command again to resume. Writes
+runs/NAME/steady/: metrics.jsonl, checkpoints/, model/ (best average by validation), test.json and
+steady.png.
 """
 
 import dataclasses
@@ -14,17 +15,24 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
-from ups.eval.steady import calibrate, finish_steady, measure_steady, summary
+from ups.eval.steady import (
+    calibrate,
+    finish_steady,
+    left_over,
+    measure_steady,
+    read,
+    summary,
+)
 from ups.latents import check_codec, open_latents
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_sigma
-from ups.models.steady import SteadyPrior, orientations, relative, size_of, slopes, turned
-from ups.steady import check_steady, differences, left_over, operator_beside
+from ups.models.steady import SteadyPrior, errors
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import AdamW, set_lr, warmup_then_linear
@@ -34,15 +42,12 @@ from ups.train.step import Backward, Captured, compile_model
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
-    run: str = "runs/darcy2d"   # folder of the run; each stage has a folder in it
     # data
-    tasks: tuple[str, ...] = ("darcy2d",)  # one steady task; some files of it: darcy2d:beta=0.1,1
     stride_x: int = 1           # take every n-th grid point
-    stride_t: int = 1           # the two frames of a steady task are always taken
     codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
     patch: int = 8              # grid points per token and axis
     components: str = "auto"    # latent channels per token: a number, all, or auto
-    codec_error: float = 1e-4   # nRMSE that auto, and the coordinates of u, may lose
+    codec_error: float = 1e-4   # nRMSE that auto may lose
     cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: BodyConfig = BodyConfig(depth=4, kernel=3, norm="layer")  # of the mean
@@ -59,22 +64,19 @@ class Config(RunConfig):
     slope: float = 1.0          # weight of the error of the mean's slopes beside its own
     sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
     sigma_std: float = 1.4
-    turn: bool = True           # random reflections and transposes
-    seed: int = 0               # of weights, batches, turns and noise
+    augment: bool = True        # shifts and mirror images that the equation allows
+    seed: int = 0               # of weights, batches, moves and noise
     # evaluation
     members: int = 16           # of an ensemble
     calls: int = 8              # network calls per member, one of them for the mean
-    table: tuple[int, ...] = (2, 4, 8, 16)  # numbers of calls that are compared at the end
-    refine: int = 4             # iterations of the solver that polish the mean
-    operator: str = ""          # run whose operator stands beside; empty: that of this run, if any
-    val_trajectories: int = 64  # that a validation answers
+    val_trajectories: int = 64  # samples that a validation answers
 
     def __post_init__(self):
+        if not self.data and not self.tasks:
+            object.__setattr__(self, "tasks", ("darcy2d",))
         super().__post_init__()
-        check(self, mean_share=(0, 1), slope=(0, math.inf), calls=(2, math.inf), refine=(0, 1000))
+        check(self, mean_share=(0, 1), slope=(0, math.inf), calls=(2, math.inf))
         check_codec(self)
-        if min(self.table, default=0) < 1:
-            raise UsageError("--table takes numbers of network calls of at least 1.")
 
     @property
     def switch(self):
@@ -83,30 +85,27 @@ class Config(RunConfig):
 
 
 def steady_loss(model, batch, task, prior, slope):
-    """Relative errors (B,) of the mean and of its slopes, or the error of denoising what it leaves.
-
-    Slopes tell the mean to be continuous from patch to patch, and count where the equation does.
-    """
-    u = task.codec.decode(batch["z"].flatten(0, 1)).unflatten(0, (-1, 2))  # (a, 0) and (a, u)
-    if "turn" in batch:
-        u = turned(u, batch["turn"])
-    z0, z1 = task.codec.encode(u.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)  # (B, N, D)
-    cond, size = batch["cond"], size_of(u[:, 0, 0], batch["cond"])
+    """Relative errors (B,) of the mean and its slopes, or the error of denoising what it leaves."""
+    z, tokens = task.augment(batch["z"][:, 1:], batch.get("move"), batch.get("inputs"))
+    z, cond, v = z[:, 0], batch["cond"], None
+    if tokens is not None:
+        tokens = tokens[:, 0]
+        v = task.codec.decode_inputs(tokens)
+    size = prior.size(v, cond)
     if "noise" not in batch:
-        p, y = task.codec.decode(prior.latent(z0, model(z0, cond), size))[:, 1], u[:, 1, 1]
-        return relative(p, y) + slope * relative(slopes(p), slopes(y))
+        p = prior.latent(model(cond, tokens), size)
+        error, error_of_slopes = errors(task.codec.decode(p), task.codec.decode(z))
+        return error + slope * error_of_slopes
     with torch.no_grad():
-        clean = prior.scaled(prior.coordinates(z0, z1, size) - model(z0, cond))
-    own = prior.scale > 0
-    return denoising_loss(functools.partial(model, z0, cond), clean, batch["sigma"],
-                          own * batch["noise"], weight=prior.scale**2)
+        clean = (prior.coordinates(z, size) - model(cond, tokens)) / prior.scale
+    net = functools.partial(model, cond, tokens)
+    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=prior.scale**2)
 
 
-def prepared(batch, cfg, task):
+def prepared(batch, cfg):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
-    draw = noise.uniform(batch, cfg, (), stream=1)
-    if cfg.turn:
-        batch["turn"] = (draw * orientations(task.codec.grid)).long()
+    if cfg.augment:  # a shift and mirrors; sums of solutions are none of these inputs
+        batch["move"] = F.pad(noise.uniform(batch, cfg, (6,), stream=1), (0, 4))
     if batch["step"] >= cfg.switch and not cfg.dry_run:  # steps of the mean cost more
         batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
         batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
@@ -139,17 +138,20 @@ def main(argv=None):
         accelerator = run.accelerator
 
         # data
-        operator = operator_beside(accelerator, cfg)
         latents = open_latents(accelerator, cfg, "train")
-        check_steady(latents.tasks)
-        (task,) = latents.tasks
+        task = latents.tasks[0]
+        if len(latents.tasks) > 1 or not task.facts.steady:
+            raise UsageError(f"{' and '.join(task.name for task in latents.tasks)}: this stage "
+                             "takes one data set whose facts say `steady`, such as darcy2d.")
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
                             **run.loader_options(latents.windows))
 
         # model
-        prior = model = SteadyPrior(cfg.model, cfg.denoiser, task.spec).to(accelerator.device)
-        prior.fit(differences(latents.windows, task), task.codec.weight, cfg.codec_error)
+        prior = model = SteadyPrior(cfg.model, cfg.denoiser, task.spec, len(task.facts.inputs))
+        u, v, cond = read(task, task.fields.split("train")[:512], accelerator.device)
+        prior.to(accelerator.device).fit(task.encode(u), v, cond, task.encode(0 * u[:1])[0],
+                                         task.codec.weight)
         if cfg.compile:
             compile_model(model)
         optimizer = AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
@@ -172,7 +174,7 @@ def main(argv=None):
         update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
-            batch = prepared(batch, cfg, task)
+            batch = prepared(batch, cfg)
             if "noise" in batch and not drawing:  # from here on the mean is fixed
                 with ema.applied(model):
                     prior.scale.copy_(left_over(prior, task))
@@ -198,7 +200,7 @@ def main(argv=None):
                                "denoiser": dataclasses.asdict(cfg.denoiser),
                                "tasks": [dataclasses.asdict(task.spec)],
                                "fields": [task.fields.about]})
-            finish_steady(run, prior, task, operator)
+            finish_steady(run, prior, task)
 
 
 if __name__ == "__main__":

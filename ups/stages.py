@@ -23,6 +23,7 @@ from ups.latents import load_codec
 from ups.models.body import BodyConfig
 from ups.models.generators import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.steady import SteadyPrior
 from ups.train.checkpoint import load_model
 from ups.train.systems import RunConfig
 
@@ -52,6 +53,14 @@ def load_operator(run, model=None):
         return model(SimpleNamespace(**config["model"]), tasks)
 
     return load_stage(run, "operator", build)
+
+
+def load_steady(run):
+    def build(config, tasks):
+        sizes = (BodyConfig(**config[key]) for key in ("model", "denoiser"))
+        return SteadyPrior(*sizes, *tasks, len(config["fields"][0]["inputs"]))
+
+    return load_stage(run, "steady", build)
 
 
 def load_class(text):

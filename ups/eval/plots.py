@@ -187,26 +187,36 @@ def draw_codec(figure, spec, u, grid, patch):
         axis.set_title(title)
 
 
-def draw_steady(figure, spec, truth, members, scores):
-    """Best, median and worst sample (rows); truth (3, 2, *grid) = a, u; members (3, M, *grid)."""
-    a, u = truth.float().numpy().swapaxes(0, 1)
-    members = members.float().numpy()
-    mean, spread = members.mean(1), members.std(1, ddof=1)
-    figure.set_size_inches(15, 7.4)
-    axes = figure.subplots(3, 6)
+def draw_steady(figure, spec, inputs, truth, members, scores):
+    """Best, median and worst sample (rows), the first channel; inputs (3, E, *grid) or None,
+    truth (3, C, *grid), members (3, M, C, *grid)."""
+    def plane(t):  # the middle slice of three axes, a stripe of one
+        t = t.float().numpy()
+        while t.ndim > 2:
+            t = t[len(t) // 2]
+        return np.atleast_2d(t)
+
+    members = members[:, :, 0]
+    mean, spread = members.mean(1), members.std(1)
+    figure.set_size_inches(15 if inputs is not None else 12.5, 7.4)
+    axes = figure.subplots(3, 6 if inputs is not None else 5)
     for row in range(3):
-        error, high = np.abs(mean[row] - u[row]), u[row].max()
-        most = max(error.max(), spread[row].max(), 1e-12)
-        _images(axes[row], ((a[row], 0.0, a.max(), "Greys"), (u[row], 0.0, high, "viridis"),
-                            (mean[row], 0.0, high, "viridis"),
-                            (members[row, 0], 0.0, high, "viridis"),
-                            (spread[row], 0.0, most, "magma"), (error, 0.0, most, "magma")))
+        u, p, one, deviation = map(plane, (truth[row, 0], mean[row], members[row, 0], spread[row]))
+        error, scale = np.abs(p - u), (min(u.min(), 0.0), max(u.max(), 0.0), "viridis")
+        most = max(error.max(), deviation.max(), 1e-12)
+        panels = [(u, *scale), (p, *scale), (one, *scale), (deviation, 0.0, most, "magma"),
+                  (error, 0.0, most, "magma")]
+        if inputs is not None:
+            v = plane(inputs[row, 0])
+            panels.insert(0, (v, v.min(), max(v.max(), v.min() + 1e-12), "Greys"))
+        _images(axes[row], panels)
         axes[row, 0].set_ylabel(f"{CHOICE[row]} (nRMSE {scores[row]:.2g})")
-    for axis, title in zip(axes[0], ("coefficient a", "solution u", "mean", "one member", "spread",
-                                     "|error of the mean|"), strict=True):
+    titles = [f"solution {spec.channels[0]}", "mean", "one member", "spread", "|error of the mean|"]
+    titles = [f"input {spec.inputs[0]}"] * (inputs is not None) + titles
+    for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
-    figure.suptitle(f"{spec.name}: {members.shape[1]} members given the coefficient, test split; "
-                    "solution, mean and member share a scale, spread and error another")
+    figure.suptitle(f"{spec.name}: {members.shape[1]} members, test split; solution, mean and "
+                    "member share a scale, spread and error another")
 
 
 def _error_curve(axis, tables):

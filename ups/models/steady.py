@@ -1,18 +1,18 @@
-"""The steady prior: draws the steady field u that belongs to a coefficient a.
+"""The steady prior: draws the steady field u that belongs to given inputs v and parameters.
 
-The two frames of a steady task, (a, 0) and (a, u), have the latents z0 and z1. What u adds to z0 is
-written in coordinates x (B, N, D) of its own, the principal components of that difference, so that
-|x - x'| is the error of u; beyond the K that matter they are zero:
+The latents z of u are written in coordinates x (B, N, D) in which |x - x'| is the error of u:
 
-    z1 = z0 + size (center + x basis)         size = beta / mean(a)
+    z = zero + size (center + unit x)            log size = a + b . parameters + c . log mean |v|
 
-since u is proportional to beta and to 1/a: all samples then count alike, as they do in an nRMSE.
+`zero` are the latents of u = 0. A solution often grows with a source or a parameter and falls with
+a coefficient, so `size` is a power law, fitted in closed form: all samples then count alike, as
+they do in an nRMSE.
 
-u follows from a, so p(x | a) is narrow, and a denoiser would have to learn its mean again at every
+u follows from v, so p(x | v) is narrow, and a denoiser would have to learn its mean again at every
 level of noise. It is therefore a mean and what that leaves, learned one after the other:
 
-    x = m(a) + scale r          m = body(z0)
-                                r ~ D(r; sigma) = c_skip r + c_out net(c_in r, c_noise | z0)
+    x = m(v) + scale r          m = body(v)
+                                r ~ D(r; sigma) = c_skip r + c_out net(c_in r, c_noise | v)
 
 `scale` (D,) is the deviation of x - m on samples that the mean was not trained on.
 """
@@ -21,109 +21,85 @@ import functools
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ups.models.body import TokenBody
+from ups.models.codec import relative_error
 from ups.models.diffusion import denoise, multistep, noise_levels
 from ups.models.generators import SIGMAS, Denoiser
 
 
 class SteadyPrior(nn.Module):
-    """The mean m(a), the network of the denoiser, the maps between x and latents."""
+    """The mean m(v), the network of the denoiser, the maps between x and latents."""
 
-    def __init__(self, config, denoiser, task):
-        """`config` and `denoiser`: sizes of the two networks."""
+    def __init__(self, config, denoiser, task, channels):
+        """`config` and `denoiser`: sizes of the two networks; `channels`: how many are given."""
         super().__init__()
-        self.body = TokenBody(config, [task], inputs=task.width, outputs=task.width, scalars=1)
-        self.net = Denoiser(denoiser, [task], channels=2)
+        self.body = TokenBody(config, [task], inputs=0, outputs=task.width, scalars=1)
+        self.net = Denoiser(denoiser, [task], channels=1)
         tokens, width = math.prod(task.tokens), task.width
-        self.register_buffer("center", torch.zeros(tokens, width))
-        self.register_buffer("basis", torch.zeros(width, width))  # rows: components
-        self.register_buffer("dual", torch.zeros(width, width))   # columns: components
-        self.register_buffer("scale", torch.zeros(width))
+        for name, shape in {"zero": (tokens, width), "center": (tokens, width), "unit": (width,),
+                            "scale": (width,), "typical": (channels,),
+                            "law": (1 + len(task.params) + channels,)}.items():
+            self.register_buffer(name, torch.zeros(shape))
 
-    def forward(self, z0, cond, r=None, c_noise=None, inputs=None):
-        """m(a) (B, N, D) of z0 (B, N, D), cond (B, P); with r like z0 and c_noise (B,), net(r)."""
-        one = torch.ones_like(cond[:, 0])
+    def forward(self, cond, inputs=None, r=None, c_noise=None):
+        """m (B, N, D) of cond (B, P), inputs (B, N, E); with r (B, N, D), c_noise (B,), net(r)."""
+        one = cond.new_ones(len(cond))
         if r is None:
-            return self.body(z0, torch.log10(one)[:, None], cond, inputs=inputs)
-        return self.net(r, c_noise, [z0], one, cond, inputs=inputs)
+            nothing = self.zero[:, :0].expand(len(cond), -1, -1)
+            return self.body(nothing, one[:, None], cond, inputs=inputs)
+        return self.net(r, c_noise, [], one, cond, inputs=inputs)
 
-    def coordinates(self, z0, z1, size):
-        """x (B, N, D) of u"""
-        return ((z1 - z0) / size[:, None, None] - self.center) @ self.dual
+    def size(self, v, cond):
+        """What u is nearly proportional to (B,), from v (B, E, *grid) or None and cond (B, P)."""
+        return self._features(v, cond).mv(self.law).exp()
 
-    def latent(self, z0, x, size):
-        """z1 (B, N, D), the inverse of `coordinates`"""
-        return z0 + size[:, None, None] * (self.center + x @ self.basis)
+    def _features(self, v, cond):
+        columns = [cond.new_ones(len(cond), 1), cond]
+        if v is not None:  # a channel that is nearly zero decides nothing
+            columns.append((v.abs().flatten(2).mean(2) / self.typical + 1e-3).log())
+        return torch.cat(columns, 1)
 
-    def scaled(self, difference):
-        """r (B, N, D) of x - m"""
-        own = self.scale > 0
-        return own * difference / torch.where(own, self.scale, 1.0)
+    def coordinates(self, z, size):
+        """x (B, N, D) of the latents of u"""
+        return ((z - self.zero) / size[:, None, None] - self.center) / self.unit
+
+    def latent(self, x, size):
+        """z (B, N, D), the inverse of `coordinates`"""
+        return self.zero + size[:, None, None] * (self.center + self.unit * x)
 
     @torch.no_grad()
-    def draw(self, z0, cond, noise, calls, inputs=None):
+    def draw(self, cond, inputs, noise, calls):
         """scale r (B, N, D) in `calls` network calls, from normal numbers noise (B, N, D)."""
-        x = SIGMAS[1] * (self.scale > 0) * noise
-        denoiser = functools.partial(denoise, functools.partial(self, z0, cond, inputs=inputs))
-        return self.scale * multistep(denoiser, x, noise_levels(calls, *SIGMAS, rho=20.0))
+        denoiser = functools.partial(denoise, lambda r, c_noise: self(cond, inputs, r, c_noise))
+        levels = noise_levels(calls, *SIGMAS, rho=20.0)
+        return self.scale * multistep(denoiser, SIGMAS[1] * noise, levels)
 
     @torch.no_grad()
-    def fit(self, differences, weight, error):
-        """Set the coordinates from `differences`, (z1 - z0) / size (B, N, D) a batch at a time.
-
-        `weight` (D,) is the codec's; components that are `error` of the deviation in all are left
-        out. Symmetric sums in float64: every rank finds the same.
-        """
-        count, first, second = 0, 0.0, 0.0
-        for d in differences:
-            d = d.double()
-            count, first = count + len(d), first + d.sum(0)
-            second = second + torch.einsum("bni,bnj->ij", d, d)
-        center = first / count
-        metric = weight.double().sqrt()
-        covariance = (second / count - center.mT @ center) / len(center) * metric.outer(metric)
-        variance, vectors = torch.linalg.eigh(covariance)
-        variance, vectors = variance.flip(0).clamp(min=0), vectors.flip(1)
-        rest = variance.flip(0).cumsum(0).flip(0)  # of component k and all beyond
-        own = rest > error**2 * rest[0]
-        size = rest[0].sqrt()
+    def fit(self, z, v, cond, zero, weight):
+        """Set the coordinates from latents z (B, N, D), v, cond of train, those of u = 0, and the
+        codec's `weight` (D,). Sums in float64 on the CPU: every rank finds the same."""
+        self.zero.copy_(zero)
+        if v is not None:
+            self.typical.copy_(v.double().abs().flatten(2).mean((0, 2)).clamp(min=1e-30))
+        z, weight = (z.cpu() - zero.cpu()).double(), weight.cpu().double()
+        norm = (weight * z.square()).sum(2).mean(1).sqrt()
+        there = norm > 0
+        features = self._features(v, cond).cpu().double()
+        self.law.copy_(torch.linalg.lstsq(features[there], norm[there].log()[:, None],
+                                          driver="gelsd").solution[:, 0])
+        z = z / (features @ self.law.cpu().double()).exp()[:, None, None]
+        center = z.mean(0)
+        rest = (weight * (z - center).square()).sum(2).mean().sqrt()
         self.center.copy_(center)
-        self.basis.copy_((vectors * own).mT * size / metric)
-        self.dual.copy_(vectors * own * metric[:, None] / size)
+        self.unit.copy_(rest / weight.sqrt())
 
 
-def size_of(a, cond):
-    """beta / mean(a) (B,), which u is proportional to; a (B, *grid), cond (B, 1) log10 of beta."""
-    return 10 ** cond[:, 0] / a.flatten(1).mean(1)
+def errors(p, y):
+    """Relative errors (B,) of fields p (B, C, *grid) and of their slopes, differences of
+    neighbours: these tell a mean to be continuous from patch to patch."""
+    def slopes(u):
+        return torch.cat([u.diff(dim=axis).flatten(2) for axis in range(2, u.ndim)], 2)
 
-
-def orientations(grid):
-    """All eight of a square, else the four reflections."""
-    return 8 if grid[0] == grid[1] else 4
-
-
-def turned(u, turn):
-    """Fields (B, ..., n, n) in the orientations turn (B,), 0 to 7: two reflections, a transpose."""
-    turn = turn.view(-1, *[1] * (u.ndim - 1))
-    u = torch.where((turn & 1).bool(), u.flip(-1), u)
-    u = torch.where((turn & 2).bool(), u.flip(-2), u)
-    return torch.where((turn & 4).bool(), u.mT, u)
-
-
-def turned_back(u, turn):
-    """The inverse of `turned`: a transpose exchanges the reflections."""
-    return turned(u, turn.new_tensor((0, 1, 2, 3, 4, 6, 5, 7))[turn])
-
-
-def relative(p, y):
-    """|p - y| / |y| (B,)"""
-    return ((p - y).flatten(1).square().sum(1) / y.flatten(1).square().sum(1) + 1e-12).sqrt()
-
-
-def slopes(u):
-    """Differences of neighbours (B, *) of u (B, n, m), which is zero outside."""
-    u = F.pad(u, (1, 1, 1, 1))
-    return torch.cat([u.diff(dim=1).flatten(1), u.diff(dim=2).flatten(1)], 1)
+    return relative_error(p, y), relative_error(slopes(p), slopes(y))

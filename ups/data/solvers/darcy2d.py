@@ -98,23 +98,6 @@ def solve(a, beta=PARAMS["beta"], target="steady", generator=None):
     return u[:, None].to(a.dtype)
 
 
-@torch.no_grad()
-def polish(a, u=None, beta=PARAMS["beta"], tolerance=1e-6):
-    """Iterate from u, or from zero, to the steady field, for a, u (B, 1, n, n).
-
-    Give what there is after 0, 1, 2, ... iterations: the fields (K, B, 1, n, n), and (K, B) the
-    preconditioned norm of their residual, which is the error in the energy norm up to the root of
-    the condition number.
-    """
-    with threads_for(a):
-        inverse, _ = inverses(a[:, 0].double())
-        b, path = torch.full_like(a[:, 0], beta, dtype=torch.float64), []
-        start = torch.zeros_like(b) if u is None else u[:, 0].double()
-        inverse(b, 0.0, 1.0, tolerance, start=start, path=path)
-    fields, norms = zip(*path, strict=True)
-    return torch.stack(fields)[:, :, None].to(a.dtype), torch.stack(norms)
-
-
 def inverses(a):
     """Give the function that solves (shift + scale A) x = b, and the faces of A."""
     n, face, low, high = a.shape[-1], faces(a), a.min().item(), a.max().item()
@@ -123,24 +106,20 @@ def inverses(a):
     line = (2 * n * torch.sin(math.pi / (2 * (n + 1)) * k)).square().to(a)
     laplacian = math.sqrt(low * high) * (line + line[:, None])  # eigenvalues
 
-    def inverse(b, shift, scale, tolerance, **how):
+    def inverse(b, shift, scale, tolerance):
         def apply(x):
             return shift * x + scale * operator(face, x)
 
         def precondition(r):
             return sine @ ((sine @ r @ sine) / (shift + scale * laplacian)) @ sine
 
-        return conjugate_gradients(apply, precondition, b, high / low, tolerance, **how)
+        return conjugate_gradients(apply, precondition, b, high / low, tolerance)
 
     return inverse, face
 
 
-def conjugate_gradients(apply, precondition, b, condition, tolerance, start=None, path=None):
-    """Solve apply(x) = b for every row, in as many iterations as `condition` needs at most.
-
-    From `start`, or from zero. A list `path` takes up x and the preconditioned norm of its
-    residual (B,), before the first iteration and after each.
-    """
+def conjugate_gradients(apply, precondition, b, condition, tolerance):
+    """Solve apply(x) = b for every row, in as many iterations as `condition` needs at most."""
     root = math.sqrt(condition)
     gain = math.log((root + 1) / (root - 1)) if root > 1 else math.inf  # per iteration
     iterations = max(4, math.ceil(math.log(2 / tolerance) / gain))
@@ -148,11 +127,9 @@ def conjugate_gradients(apply, precondition, b, condition, tolerance, start=None
     def dot(x, y):  # a converged row has 0/0, which must stay 0
         return (x * y).sum((-2, -1), keepdim=True).clamp(min=torch.finfo(b.dtype).tiny)
 
-    x, r = (torch.zeros_like(b), b) if start is None else (start, b - apply(start))
+    x, r = torch.zeros_like(b), b
     p = z = precondition(r)
     rz = dot(r, z)
-    if path is not None:
-        path.append((x, rz.sqrt()[:, 0, 0]))
     for _ in range(iterations):
         ap = apply(p)
         alpha = rz / dot(p, ap)
@@ -160,6 +137,4 @@ def conjugate_gradients(apply, precondition, b, condition, tolerance, start=None
         z = precondition(r)
         rz, previous = dot(r, z), rz
         p = z + rz / previous * p
-        if path is not None:
-            path.append((x, rz.sqrt()[:, 0, 0]))
     return x
