@@ -19,7 +19,7 @@ from ups import Simulator
 from ups.config import UsageError
 from ups.eval.ensemble import corrected, member_noise
 from ups.latents import open_tasks
-from ups.models.codec import relative_error
+from ups.relative_error import mean_relative_error
 from ups.simulator import main
 from ups.stages import load_corrector
 from ups.train.checkpoint import export_model, load_model
@@ -65,7 +65,7 @@ def test_a_rollout_has_the_errors_that_the_test_reported(run, pushed):
             u, params = task.fields.read(chosen), task.fields.params(chosen).T
             got = sim.rollout(u[:, 0], u.shape[1] - 1, dict(zip(task.facts.params, params,
                               strict=True)), task.fields.inputs(chosen), task=task.name)
-            error = relative_error(got.flatten(0, 1), u[:, 1:].flatten(0, 1)).mean().item()
+            error = mean_relative_error(got.flatten(0, 1), u[:, 1:].flatten(0, 1)).mean().item()
             assert error == pytest.approx(told[task.name]["nrmse_rollout"]["operator"], rel=1e-5)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ups.eval import metrics as m
+from ups.relative_error import mean_relative_error
 
 GRIDS = ((18,), (16, 12), (6, 8, 5))
 
@@ -165,6 +166,44 @@ def test_a_perfect_ensemble():
         assert (ranks.mean((0, 1)) * (count + 1) - 1).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("count", [3, 16])
+def test_coverage_is_that_of_the_normal_distribution(count):
+    """Of members from N(0, 1) and a truth from N(0, s^2); exact for s = 1, however few members."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(20, n, 100, 100, generator=generator) for n in (count, 1))
+    for share in (0.5, 0.9):
+        assert m.coverage(x[:, :, None], y, share).mean().item() == pytest.approx(share, abs=0.01)
+    z = 0.6744898  # the central half of N(0, 1) ends there
+    many = torch.randn(1, 4000, 1, 10, 10, generator=generator)
+    wide = m.coverage(many, 2 * y[:1, :, :10, :10].expand(1, 1, 10, 10), 0.5)
+    by_hand = (2 * y[0, 0, :10, :10]).abs() < z
+    assert wide.item() == pytest.approx(by_hand.double().mean().item(), abs=0.03)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_block_means_by_loops(grid):
+    u, _ = pair(grid)
+    whole = m.block_means(u, 4)
+    assert whole.shape[3:] == tuple(n // 4 for n in grid)
+    for place in np.ndindex(*whole.shape[3:]):
+        block = u[(..., *(slice(4 * k, 4 * k + 4) for k in place))]
+        torch.testing.assert_close(whole[(..., *place)], block.flatten(3).mean(3))
+    assert m.block_means(u, 100).flatten(3).shape[3] == 1
+
+
+def test_the_crps_of_block_means_sees_what_points_do_not():
+    """Members that err alike in a whole block: the CRPS of points is as good, of blocks not."""
+    generator = torch.Generator().manual_seed(4)
+    y = torch.zeros(1, 1, 400, 8)
+    apart = torch.randn(1, 16, 1, 400, 8, generator=generator)
+    alike = torch.randn(1, 16, 1, 400, 1, generator=generator).expand_as(apart)
+    points = [m.crps(x, y).item() for x in (apart, alike)]
+    assert points[1] == pytest.approx(points[0], rel=0.1)
+    blocks = [m.crps(m.block_means(x, 8), m.block_means(y[:, None], 8)[:, 0]).item()
+              for x in (apart, alike)]
+    assert blocks[1] / blocks[0] == pytest.approx(64**0.5 / 8**0.5, rel=0.15)
+
+
 def test_ranks_by_hand_and_ties():
     members = torch.tensor([0.0, 1.0, 1.0, 2.0]).view(1, 4, 1, 1)
     for truth, expected in ((-1.0, [1, 0, 0, 0, 0]), (0.5, [0, 1, 0, 0, 0]), (3.0, [0, 0, 0, 0, 1]),
@@ -190,3 +229,14 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
     expected = 2 * 1.96 * values.std(0) / math.sqrt(400)
     torch.testing.assert_close(high - low, expected, rtol=0.1, atol=0)
     assert ((low < values.mean(0)) & (values.mean(0) < high)).all()
+
+
+def test_the_mean_relative_error_is_a_loss_that_bears_zero_channels():
+    """Of p = 0 its slope is that of |p - y| / |y|, y / |y|^2; none where y is zero."""
+    y = torch.tensor([[[3.0, 4.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    p = torch.full_like(y, 0.0).requires_grad_()
+    error = mean_relative_error(p, y)
+    assert error.tolist() == [1.0, 0.0]
+    error.sum().backward()
+    torch.testing.assert_close(p.grad[0, 0], -y[0, 0] / 25)
+    assert (p.grad[0, 1] == 0).all() and (p.grad[1] == 0).all()

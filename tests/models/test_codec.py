@@ -16,11 +16,11 @@ from ups.models.codec import (
     from_patches,
     interpolate,
     patch_sizes,
-    relative_error,
     to_patches,
     truncate,
 )
 from ups.models.precision import products
+from ups.relative_error import mean_relative_error
 
 GRIDS = {1: ((32,), 4), 2: ((16, 8), (4, 2)), 3: ((4, 8, 4), 2)}
 
@@ -67,7 +67,7 @@ def test_all_components_invert_exactly(axes):
     z = codec.encode(u)
     assert z.shape == (24, math.prod(codec.tokens), codec.spec.width)
     assert codec.spec.tokens == (1,) * (3 - axes) + codec.tokens
-    assert relative_error(codec.decode(z), u).max() < 1e-12
+    assert mean_relative_error(codec.decode(z), u).max() < 1e-12
     assert component_errors(codec, [u])[-1] == 0
 
 
@@ -112,7 +112,7 @@ def test_auto_keeps_the_fewest_that_reach_the_error(channels):
     full = fit(u, val, patch=8, components="all")
     width = codec.spec.width
     assert 1 < width < 8 * channels
-    measured = [relative_error(c.decode(c.encode(val)), val).mean()
+    measured = [mean_relative_error(c.decode(c.encode(val)), val).mean()
                 for c in (truncate(full, w) for w in (width - 1, width))]
     assert measured[0] > 2e-2 >= measured[1]
     errors = component_errors(full, [val])[width - 1:width + 1]
@@ -123,7 +123,7 @@ def test_error_leaves_out_a_channel_that_is_zero():
     u = smooth(6, 2, (16,))
     u[::2, 1] = 0
     p = 1.1 * u
-    torch.testing.assert_close(relative_error(p, u), torch.full((6,), 0.1, dtype=u.dtype))
+    torch.testing.assert_close(mean_relative_error(p, u), torch.full((6,), 0.1, dtype=u.dtype))
     codec = fit(u, components="all")
     assert component_errors(codec, [u]).isfinite().all()
 
@@ -141,7 +141,7 @@ def test_constant_channel_and_dead_components_do_not_divide_by_zero():
     codec = fit(u, components="all")
     z = codec.encode(u)
     assert z.isfinite().all() and z.abs().max() < 50
-    assert relative_error(codec.decode(z), u).max() < 1e-9
+    assert mean_relative_error(codec.decode(z), u).max() < 1e-9
 
 
 def test_float32_codec_is_exact_to_rounding_and_rebuilds():
@@ -149,7 +149,7 @@ def test_float32_codec_is_exact_to_rounding_and_rebuilds():
     codec = fit(u, patch=4, components="all")
     z = codec.encode(u)
     assert z.dtype == torch.float32
-    assert relative_error(codec.decode(z), u).max() < 2e-6
+    assert mean_relative_error(codec.decode(z), u).max() < 2e-6
     again = build_codec(json.loads(json.dumps(codec.config)))
     again.load_state_dict(codec.state_dict())
     assert torch.equal(again.encode(u), z) and again.spec == codec.spec

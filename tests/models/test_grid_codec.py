@@ -12,7 +12,6 @@ from ups.models.codec import (
     compare_at,
     fit_patch,
     interpolate,
-    relative_error,
     truncate,
 )
 from ups.models.grid_codec import (
@@ -22,6 +21,7 @@ from ups.models.grid_codec import (
     from_patch,
     measure_weight,
 )
+from ups.relative_error import mean_relative_error
 
 SMALL = GridCodecConfig(hidden=16, depth=2, heads=2, frequencies=3)
 GRIDS = {1: ((32,), 4), 2: ((16, 8), 4), 3: ((8, 4, 8), 2)}
@@ -89,7 +89,7 @@ def train(codec, u, steps, lr, batch=32):
 
 @torch.no_grad()
 def error(codec, u):
-    return relative_error(codec.decode(codec.encode(u)), u).mean().item()
+    return mean_relative_error(codec.decode(codec.encode(u)), u).mean().item()
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "closed"])

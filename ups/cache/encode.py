@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from ups.relative_error import relative_error
+
 
 @torch.no_grad()
 def encode(codec, batches, shape, dtype, device):
@@ -18,7 +20,7 @@ def encode(codec, batches, shape, dtype, device):
         now, rows = rows[:len(u)], rows[len(u):]
         u = u.to(device)
         now.copy_(codec.encode(u))
-        errors.append(_relative(codec.decode(now.to(device, u.dtype)), u).cpu())
+        errors.append(relative_error(codec.decode(now.to(device, u.dtype)), u).cpu())
     errors = torch.cat(errors).view(len(z), -1)  # (n, T * C)
     return z, errors.nansum(1) / (~errors.isnan()).sum(1).clamp(min=1)
 
@@ -30,9 +32,3 @@ def _ahead(items):
         while (item := waiting.result()) is not None:
             waiting = pool.submit(next, items, None)
             yield item
-
-
-def _relative(p, u):
-    """|p - u| / |u| over space (B, C), not a number where u is zero."""
-    norm = u.flatten(2).norm(dim=2)
-    return torch.where(norm > 0, (p - u).flatten(2).norm(dim=2) / norm, torch.nan)

@@ -10,6 +10,8 @@ import functools
 
 import torch
 
+from ups.relative_error import mean_relative_error, relative_error
+
 NRMSE = ("nRMSE = |p - y|_2 / |y|_2 over space, for each trajectory, channel and predicted frame, "
          "then the mean over all of them (a channel that is zero everywhere, or given, is left "
          "out); physical units; given frames are not counted")
@@ -58,6 +60,11 @@ DEFINITIONS = {
                      "trajectories before the ratio; 1 where members and truth are exchangeable"),
     "rank": ("rank histogram = share of grid points at which the truth is above exactly r of the M "
              "members, ties shared; flat where members and truth are exchangeable"),
+    "coverage_50, coverage_90": (
+        "coverage = share of grid points at which the truth lies in the central 50 or 90 % of the "
+        "members; a rank that is partly inside counts in part, so that 0.5 and 0.9 are right for "
+        "any number of members"),
+    "crps_block": "CRPS of block means = fair CRPS of means over blocks of 4 points an axis",
     "nrmse_ratio, crps_ratio": ("nRMSE and CRPS as shares of the operator's: means over "
                                 "trajectories before the ratio, whose interval resamples the same "
                                 "trajectories for both"),
@@ -80,15 +87,13 @@ def drift(p, u0, channels):
 
 
 def nrmse(p, y):
-    """Relative errors (B, T), float64, of fields (B, T, C, *grid): the mean over channels."""
-    each = channel_nrmse(p, y)
-    return torch.where(each.isnan().all(2), 0.0, each.nanmean(2))
+    """Relative errors (B, T): the mean over channels."""
+    return mean_relative_error(p.double(), y.double(), space=3)
 
 
 def channel_nrmse(p, y):
     """Relative errors (B, T, C); NaN where a channel of y is zero, infinite where p or y is NaN."""
-    norm, error = (x.flatten(3).norm(dim=3) for x in (y.double(), p.double() - y.double()))
-    return torch.where(norm == 0, torch.nan, (error / norm).nan_to_num(torch.inf, torch.inf))
+    return relative_error(p.double(), y.double(), space=3)
 
 
 def rmse(p, y):
@@ -221,6 +226,27 @@ def rank_histogram(members, y):
     edges = share.new_zeros(*below.shape[:2], members.shape[1] + 2)
     edges.scatter_add_(2, below, share).scatter_add_(2, upto + 1, -share)
     return edges.cumsum(2)[..., :-1] / below.shape[2]
+
+
+def coverage(members, y, share):
+    """How often (B, C) the truth lies in the central `share` of the members.
+
+    A rank that is partly inside counts in part, so that members from which the truth cannot be told
+    cover `share` exactly, however few they are.
+    """
+    ranks = rank_histogram(members, y)
+    edge = torch.linspace(0, 1, ranks.shape[2] + 1, dtype=ranks.dtype, device=ranks.device)
+    inside = edge.clamp((1 - share) / 2, (1 + share) / 2).diff() * ranks.shape[2]
+    return ranks @ inside
+
+
+def block_means(u, size):
+    """Means of fields (B, M, C, *grid) over blocks of `size` points an axis; what is left over at
+    the end of an axis is left out. An axis of fewer points is one block."""
+    for axis in range(3, u.ndim):
+        width = min(size, u.shape[axis])
+        u = u.unfold(axis, width, width).mean(-1)
+    return u
 
 
 # uncertainty of a mean

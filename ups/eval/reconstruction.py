@@ -7,7 +7,8 @@ import torch
 from ups.data.fields import Fields
 from ups.eval.metrics import NRMSE
 from ups.eval.plots import draw_codec, picture
-from ups.models.codec import compare_at, relative_error, truncate
+from ups.models.codec import compare_at, truncate
+from ups.relative_error import mean_relative_error
 
 FINE = 8  # trajectories on which any-point decoding is judged
 
@@ -19,7 +20,7 @@ def measure_codec(accelerator, codec, fields, split):
     total = torch.zeros(2, dtype=torch.float64, device=device)  # sum, count
     for u in fields.stream(fields.split(split)[accelerator.process_index::world], megabytes=16):
         u = u.to(device)
-        errors = relative_error(codec.decode(codec.encode(u)), u)
+        errors = mean_relative_error(codec.decode(codec.encode(u)), u)
         total += torch.stack([errors.double().sum(), errors.new_tensor(len(errors)).double()])
     total = accelerator.reduce(total, reduction="sum")
     return float(total[0] / total[1])

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from ups.models.any_point import interpolate
 from ups.models.precision import products
+from ups.relative_error import mean_relative_error
 
 
 @dataclass(frozen=True)
@@ -207,13 +208,6 @@ def component_errors(codec: PatchCodec, batches) -> Tensor:
     return errors / count
 
 
-def relative_error(p: Tensor, y: Tensor) -> Tensor:
-    """nRMSE per sample (B,) of fields (B, C, *): the mean over the channels that are not zero."""
-    norm = y.flatten(2).norm(dim=2)
-    error = (p - y).flatten(2).norm(dim=2) / norm.clamp(min=torch.finfo(y.dtype).tiny)
-    return torch.where(norm > 0, error, 0).sum(1) / (norm > 0).sum(1).clamp(min=1)
-
-
 def patch_sizes(grid, patch) -> tuple[int, ...]:
     """The patch size of each axis: the divisor of its points that is nearest to `patch`."""
     sizes = []
@@ -248,4 +242,4 @@ def compare_at(codec: Codec, u: Tensor, points: Tensor, values: Tensor) -> dict[
     reads = {"codec": codec.decode_at(codec.encode(u), points)}
     for name in ("linear", "fourier") if any(codec.periodic) else ("linear",):
         reads[name] = interpolate(u, points, codec.periodic, codec.offset, name == "fourier")
-    return {name: relative_error(read.mT, values.mT) for name, read in reads.items()}
+    return {name: mean_relative_error(read.mT, values.mT) for name, read in reads.items()}

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.models.any_point import AnyPoint, interpolate, zero
-from ups.models.codec import Codec, PatchCodec, relative_error, truncate
+from ups.models.codec import Codec, PatchCodec, truncate
+from ups.relative_error import mean_relative_error
 
 
 @dataclass(frozen=True)
@@ -199,5 +200,5 @@ def codec_loss(model, batch: dict, point: float = 0.3, inverse: float = 0.1) -> 
     """
     u = batch["u"]
     u_hat, values, loop = model(u, batch["index"], batch["noise"])
-    queried = u.flatten(2)[..., batch["index"]]
-    return relative_error(u_hat, u) + point * relative_error(values.mT, queried) + inverse * loop
+    queried = mean_relative_error(values.mT, u.flatten(2)[..., batch["index"]])
+    return mean_relative_error(u_hat, u) + point * queried + inverse * loop

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from ups.models.body import TokenBody
-from ups.models.codec import relative_error
 from ups.models.diffusion import denoise, multistep, noise_levels
 from ups.models.generators import SIGMAS, Denoiser
+from ups.relative_error import mean_relative_error
 
 
 class SteadyPrior(nn.Module):
@@ -102,4 +102,4 @@ def errors(p, y):
     def slopes(u):
         return torch.cat([u.diff(dim=axis).flatten(2) for axis in range(2, u.ndim)], 2)
 
-    return relative_error(p, y), relative_error(slopes(p), slopes(y))
+    return mean_relative_error(p, y), mean_relative_error(slopes(p), slopes(y))
