@@ -55,6 +55,10 @@ def parser():
                        ("seed", "of the initial conditions [0]")):
         make.add_argument(f"--{name}", type=int, help=text)
     make.add_argument("--t_end", type=float, help="last time")
+    make.add_argument("--forcing", choices=("constant", "stochastic"),
+                      help="ns2d: stochastic is white noise in time; --grid is then what is kept")
+    make.add_argument("--truth", type=int,
+                      help="stochastic ns2d: continuations by the solver of 16 test states")
     make.add_argument("--target", choices=("steady", "slice"), help="darcy2d: which u")
     owners = {}
     for task, solver in SOLVERS.items():

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ups.config import UsageError
 from ups.data.pdebench import TASKS
 from ups.data.solvers import SOLVERS
+from ups.data.stochastic import make_stochastic
 from ups.files import flush, lock
 
 # What our own incompressible files say beside nu; the published ones have walls and a unit square.
@@ -32,6 +33,8 @@ def make(task, preset="small", out="data", device=None, seed=0, **changes):
     """Write one file per combination of parameter values; return their paths."""
     if task not in SOLVERS:
         raise UsageError(f"there is no solver for {task}; there are {', '.join(SOLVERS)}.")
+    if task == "ns2d" and changes.pop("forcing", "constant") == "stochastic":
+        return make_stochastic(out, _device(device), seed=seed, **changes)
     solver, out = SOLVERS[task], Path(out)
     if preset not in solver.PRESETS:
         raise UsageError(f"there is no preset {preset}; there are {', '.join(solver.PRESETS)}.")

@@ -9,13 +9,21 @@ Basdevant (1983), curl div(u u), it takes four transforms. Time: Runge-Kutta of 
 linear terms integrated exactly (integrating factor). dt keeps (|u| + |v|) kmax dt below 2, of 2.8
 that are stable, for |u| + |v| <= 6. Axes (y, x) at x = 2 pi i / n, channels (u, v), zero mean;
 whoever reads a file takes its values to stand at cell centres, so there all is half a cell further.
+
+With stochastic forcing there is no f. After every step dt, white noise in time is added to the
+vorticity, with four numbers xi ~ N(0, 1) for each step and row:
+
+    w += sqrt(dt) (xi_1 cos 4 x + xi_2 sin 4 x + xi_3 cos 4 y + xi_4 sin 4 y)
+
+so that the next frame is a distribution, invariant under all shifts. The flow is solved on a grid
+twice as fine as the one that is kept, by truncation of its spectrum.
 """
 
 import math
 
 import torch
 
-from .stepping import march, substeps
+from .stepping import graphed, march, substeps, threads_for
 
 PARAMS = {"nu": 1e-3}
 PRESETS = {
@@ -87,9 +95,15 @@ def solve(u0, t_end, frames, nu=PARAMS["nu"], amplitude=AMPLITUDE, drag=DRAG):
     modes = Modes(n, u0)
     speed = max(SPEED, u0.abs().sum(1).max().item())
     count, dt = substeps(t_end, frames, 2 / (n / 3 * speed))
+    source = amplitude / AMPLITUDE * modes.vorticity(force(n, u0.device, u0.dtype)[None])
+    step = stepper(modes, dt, nu, drag, source)
+    return march(step, modes.vorticity(u0), u0, frames, count, observe=modes.velocity)
+
+
+def stepper(modes, dt, nu, drag, source=0.0):
+    """The function w(t) -> w(t + dt)."""
     half = torch.exp(-(nu * modes.k2.double() + drag) * dt / 2).to(modes.curl)
     whole = half**2
-    source = amplitude / AMPLITUDE * modes.vorticity(force(n, u0.device, u0.dtype)[None])
 
     def rate(w):
         return modes.transport(w) + source
@@ -101,4 +115,50 @@ def solve(u0, t_end, frames, nu=PARAMS["nu"], amplitude=AMPLITUDE, drag=DRAG):
         k4 = rate(whole * w + dt * half * k3)
         return whole * (w + dt / 6 * k1) + dt / 6 * (2 * half * (k2 + k3) + k4)
 
-    return march(step, modes.vorticity(u0), u0, frames, count, observe=modes.velocity)
+    return step
+
+
+# stochastic forcing
+
+def states(w, frames, interval, draw, nu=PARAMS["nu"], drag=DRAG):
+    """Yield the vorticity (B, n, n/2+1) that follows w after 1 .. frames intervals.
+
+    `draw(steps)` gives the normal numbers (steps, B, 4) of one interval, on the CPU.
+    """
+    n = w.shape[1]
+    modes = Modes(n, w.real)
+    count, dt = substeps(interval, 2, 2 / (n / 3 * SPEED))
+    deterministic = stepper(modes, dt, nu, drag)
+    waves = math.sqrt(dt) * _waves(n, w)
+    kick = w.real.new_zeros(len(w), 4)
+
+    def step(w):
+        return deterministic(w) + torch.einsum("bi,ixy->bxy", kick.to(w.dtype), waves)
+
+    if w.is_cuda:
+        step, w = graphed(step, w)
+    with threads_for(w):
+        for _ in range(frames):
+            for numbers in draw(count).to(kick):
+                kick.copy_(numbers)
+                w = step(w)
+            yield w.clone()
+
+
+def _waves(n, like):
+    """cos 4 x, sin 4 x, cos 4 y, sin 4 y in Fourier space, (4, n, n/2+1)."""
+    x = 2 * math.pi / n * WAVE * torch.arange(n, dtype=torch.float64)
+    along = torch.stack([x.cos(), x.sin()])
+    waves = torch.cat([along[:, None, :].expand(-1, n, -1), along[:, :, None].expand(-1, -1, n)])
+    return torch.fft.rfft2(waves).to(like)
+
+
+def truncated(w, n):
+    """Velocity (B, 2, n, n) on a coarser grid, of the waves below n/2 of the vorticity w."""
+    fine = w.shape[1]
+    u = Modes(fine, w.real).biot * w[:, None]
+    kept = u.new_zeros(len(u), 2, n, n // 2 + 1)
+    half = n // 2
+    kept[..., :half, :half], kept[..., 1 - half:, :half] = u[..., :half, :half], u[..., 1 - half:,
+                                                                                  :half]
+    return torch.fft.irfft2(kept, s=(n, n)) * (n / fine) ** 2

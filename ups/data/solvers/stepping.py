@@ -40,7 +40,7 @@ def march(step, state, u0, frames, count, observe=lambda state: state):
     out = u0.new_empty((u0.shape[0], frames, *u0.shape[1:]))
     out[:, 0] = u0
     if state.is_cuda:
-        step, state = _graph(step, state)
+        step, state = graphed(step, state)
     with threads_for(state):
         for frame in range(1, frames):
             for _ in range(count):
@@ -49,7 +49,7 @@ def march(step, state, u0, frames, count, observe=lambda state: state):
     return out
 
 
-def _graph(step, state):
+def graphed(step, state):
     """Capture `state <- step(state)` on a static copy; the new step replays it in place."""
     with torch.cuda.device(state.device):
         static = state.clone()
