@@ -56,8 +56,10 @@ def command(main):
             raise
         print(f"error: {error}; make room there, or write to another folder.", file=sys.stderr)
         code = 1
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if first:
+            print(f"{error}" or "stopped", "run the same command again to go on.", sep="; ",
+                  file=sys.stderr)
         code = 130
     gc.collect()  # process groups join their threads, one of which could else abort the exit
     sys.exit(code)

@@ -4,12 +4,14 @@ Every death starts from the checkpoint that the one before left. After each: no 
 nothing is lost beyond the last checkpoint, all ranks had entered the same collectives.
 """
 
+import contextlib
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import launching
 import pytest
@@ -27,10 +29,10 @@ DEATHS = {
     "SIGUSR1": ({"kill": "SIGUSR1", "rank": 0, "step": 11}, 11),
     "SIGTERM": ({"kill": "SIGTERM", "rank": 1, "step": 14}, 14),
     "worker": ({"worker": True, "workers": 1, "rank": 1, "step": 17}, 15),
-    "launcher SIGTERM": ({"hold": True, "step": 19}, 19),
+    "Ctrl-C": ({"hold": True, "step": 19}, 19),
     "launcher SIGKILL": ({"hold": True, "step": 22}, 22),
 }
-STOPPED = {"SIGUSR1", "SIGTERM", "launcher SIGTERM", "launcher SIGKILL"}
+STOPPED = {"SIGUSR1", "SIGTERM", "Ctrl-C", "launcher SIGKILL"}
 
 
 def die(folder, name, spec, seed=0):
@@ -45,14 +47,25 @@ def die(folder, name, spec, seed=0):
     if "hold" in spec:
         for rank in (0, 1):
             watched.wait_for(place / "toy" / f"held{rank}")
-        if name == "launcher SIGTERM":
+        if name == "Ctrl-C":
             refused = second_launch(folder)
-        os.kill(watched.process.pid, getattr(signal, name.split()[1]))
+            control_c(watched.process.pid, *(int((place / f"pid{r}").read_text()) for r in (1, 0)))
+        else:
+            os.kill(watched.process.pid, signal.SIGKILL)
     watched.end()
     end = ending(place)
     kept = shutil.copytree(place / "toy", folder / f"after {name} {seed}")
     return {"launch": watched, "end": end, "saved": saved(place), "refused": refused,
             "order": one_order(place, cut=True), "kept": kept}
+
+
+def control_c(*pids):
+    """As a terminal does it to all, while the launcher passes its own on, from a nervous hand."""
+    for _ in range(3):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        time.sleep(0.1)
 
 
 def second_launch(folder):
@@ -89,8 +102,12 @@ def test_a_death_costs_at_most_what_came_after_the_checkpoint(chain, name):
     if name in STOPPED:
         assert one["end"]["status"] == "stopped" and one["end"]["step"] == one["saved"][0]
         assert one["end"]["reason"] == f"stopped by a signal at step {one['saved'][0]}."
-    elif one["end"] is not None:  # a rank that survives says what it saw
-        assert one["end"]["status"] == "failed"
+        assert f'File "{launching.ROOT}' not in one["launch"].err  # no traceback of ours
+        assert "monitoredBarrier" not in one["launch"].err
+    elif "kill" in DEATHS[name][0]:
+        killed = f"rank {DEATHS[name][0]['rank']} died by signal 9 (SIGKILL)"
+        assert one["end"]["status"] == "failed" and one["end"]["reason"] == killed
+        assert f"error: {killed}; run the same command again.\n" in one["launch"].err
 
 
 def test_the_whole_ends_as_if_nothing_had_been(chain):
@@ -118,7 +135,7 @@ def test_a_fault_in_a_loader_is_the_reason_whichever_rank_had_it(chain):
 
 
 def test_a_second_launch_on_the_same_folder_is_refused(chain):
-    refused = chain[1]["launcher SIGTERM"]["refused"]
+    refused = chain[1]["Ctrl-C"]["refused"]
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
     assert "is in use by another launch; wait for it, stop it, or give this one another --run." \
         in refused.stderr

@@ -7,7 +7,9 @@ The scripts, `latents.py` and the cache import this module; it imports no data a
 
 import ctypes
 import os
+import re
 import signal
+import sys
 import time
 from datetime import timedelta
 
@@ -23,6 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ups.config import RunError, UsageError
 from ups.files import lock
+from ups.train.deaths import Deaths, place
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -84,7 +87,8 @@ class Agreement:
 
     def __init__(self, accelerator, timeout):
         self.alone = accelerator.num_processes == 1
-        self.patience = timedelta(seconds=0.8 * timeout)  # the main process names a silent rank
+        self.patience = 0.8 * timeout  # the main process names a silent rank
+        self.deaths = Deaths(everyone(accelerator, place()))
         if not self.alone:  # gloo: no device synchronisation; a silent main process is named last
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
@@ -92,14 +96,24 @@ class Agreement:
         """The largest of each flag over all ranks; a rank that does not answer is named."""
         if self.alone:
             return flags
+        began = time.monotonic()
         try:
-            dist.monitored_barrier(self.group, self.patience, wait_all_ranks=True)
+            dist.monitored_barrier(self.group, timedelta(seconds=self.patience),
+                                   wait_all_ranks=True)
         except RuntimeError as error:  # of a process that stands still, or has died
-            why = " ".join(str(error).split("\n")[0].split())
-            raise RunError(f"{why}; run the same command again.") from error
+            fault = self._fault(str(error).split("\n")[0], time.monotonic() - began)
+            raise RunError(f"{fault}; run the same command again.") from error
         tensor = torch.tensor([int(flag) for flag in flags])
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
+
+    def _fault(self, text, seconds):
+        """Whom the barrier's text means: on the main process "Ranks 1, 2 failed to pass"."""
+        named = re.match(r"Ranks? ([\d, ]*\d) failed", text)
+        ranks = f"rank {named[1] if named else 0}"
+        if seconds >= self.patience:
+            return f"{ranks} does not answer after {seconds:.0f} s"
+        return self.deaths.story()[1] or f"{ranks} closed its connection: its own message says why"
 
 
 class MixedAccelerator(Accelerator):
@@ -122,8 +136,8 @@ def make_accelerator():
 
     Batches are global, reductions float32, and nothing communicates behind the script's back.
     """
-    if os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}:
-        # started by accelerate or torchrun: do not outlive it
+    launched = os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
+    if launched and sys.platform == "linux":  # do not outlive the launcher
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
     torch.backends.cudnn.allow_tf32 = False  # exact, but for the steps that choose otherwise

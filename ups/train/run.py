@@ -15,6 +15,7 @@ import contextlib
 import math
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on
 from ups.train.step import is_out_of_memory
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
+
+REPEATS = 5  # seconds in which one more Ctrl-C is the same request
 
 
 class Run:
@@ -180,10 +183,9 @@ class Run:
 
     def _check_finite(self, value, name="loss"):
         if not math.isfinite(value):
-            last = self.last_saved
-            where = "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
-            raise FloatingPointError(f"the {name} is {value} at step {self.step} ({where}); lower "
-                                     "--lr, or run `python -m ups.data validate` on the data.")
+            raise FloatingPointError(f"the {name} is {value} at step {self.step} "
+                                     f"({self._saved()}); lower --lr, or run `python -m ups.data "
+                                     "validate` on the data.")
 
     def loader_options(self, windows=None):
         """Arguments of a DataLoader: a systems choice, the same in every stage."""
@@ -231,17 +233,27 @@ class Run:
 
     @contextlib.contextmanager
     def _signals(self):
-        """SIGTERM, SIGUSR1 (Slurm), a first Ctrl-C: only set a flag; the next step agrees on it."""
-        def ask(number, frame):
-            self.stop_requested = True
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        """SIGTERM, SIGUSR1 (Slurm), SIGHUP, Ctrl-C: only set a flag; the next step agrees on it.
 
-        before = {n: signal.signal(n, ask) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        Terminal, launcher and shell may each send it. Ctrl-C seconds later means: at once.
+        """
+        asked = []
+
+        def ask(number, frame):
+            asked.append(time.monotonic())
+            self.stop_requested = True
+            if number == signal.SIGINT and asked[-1] - asked[0] > REPEATS:
+                raise KeyboardInterrupt
+
+        numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
+        numbers -= {n for n in numbers if signal.getsignal(n) == signal.SIG_IGN}  # nohup
+        before = {number: signal.signal(number, ask) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if not self.stopping:  # else the same request may come once more, up to the last line
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def __enter__(self):
         return self
@@ -267,18 +279,34 @@ class Run:
                 print(f"{error} Run the same command again to go on.", file=sys.stderr)
             sys.exit(143)
         elif self.started and not isinstance(error, PeerFailed):
-            status = "out_of_memory" if is_out_of_memory(error) else "failed"
-            status = "stopped" if isinstance(error, KeyboardInterrupt) else status
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            reason = f"rank {self.accelerator.process_index}: {reason}"
-            if isinstance(error, UsageError) and not self.accelerator.is_main_process:
-                print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
-            self._end(status, reason, code=1)
+            self._failed(error)
         elif isinstance(error, UsageError):
             if self.accelerator.is_main_process:
                 leave_folder(self.folder)
         elif self.wandb:
             self.wandb.finish(1)
+
+    def _failed(self, error):
+        """Write the cause, from whichever rank knows it; say what is better said than raised."""
+        memory, death = is_out_of_memory(error), ""
+        if isinstance(error, RuntimeError | RunError) and not memory:  # of a lost connection?
+            memory, death = self.agree.deaths.story()
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        reason = death or f"rank {self.accelerator.process_index}: {reason}"
+        if isinstance(error, UsageError) and not self.accelerator.is_main_process:
+            print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
+        if isinstance(error, KeyboardInterrupt):
+            reason = f"stopped at once at step {self.step}; {self._saved()}"
+            self._end("stopped", reason, code=1)
+            raise KeyboardInterrupt(reason) from None
+        self._end("out_of_memory" if memory else "failed", reason, code=1)
+        if death:  # told now, before a launcher ends us too
+            print(f"error: {death}; run the same command again.", file=sys.stderr)
+            raise PeerFailed(death) from None
+
+    def _saved(self):
+        last = self.last_saved
+        return "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
 
     def _end(self, status, reason, code):
         # Any rank may fail. The first one is the cause; others lose their connection after it.
