@@ -108,8 +108,8 @@ class Agreement:
         return tensor.tolist()
 
     def _fault(self, text, seconds):
-        """Whom the barrier's text means: on the main process "Ranks 1, 2 failed to pass"."""
-        named = re.match(r"Ranks? ([\d, ]*\d) failed", text)
+        """Whom the barrier's text means: the main process reads "Ranks 1, 2 failed"."""
+        named = re.search(r"Ranks? ([\d, ]*\d) failed", text)
         ranks = f"rank {named[1] if named else 0}"
         if seconds >= self.patience:
             return f"{ranks} does not answer after {seconds:.0f} s"
