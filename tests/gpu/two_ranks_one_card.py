@@ -68,7 +68,7 @@ class Case:
     bound: float = 1e-5  # of the losses' relative distance from those of one process
 
 
-SMALL = OperatorConfig(body="pdet", dim=32, depth=3, heads=4, window=4, levels=1)
+SMALL = OperatorConfig(body="pdet", dim=32, depth=3, heads=4, window=4)
 PLANE = TaskSpec("plane", (1, 16, 16), 3, CIRCLE)
 CASES = {
     "fp32": Case(SMALL, (LINE, SQUARE, BOX)),

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from factual import CIRCLE, WALLS
 
-from ups.config import UsageError
 from ups.models import fourier
 from ups.models.attention import WindowAttention
 from ups.models.body import BODIES
@@ -74,10 +73,10 @@ def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
 @each_body
 @pytest.mark.parametrize("tokens", [(1, 1, 32), (1, 16, 32)])
 def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
-    """pdet holds to it for whole periods of its coarsest windows: 2 (merging) x 4 (window)."""
+    """pdet holds to it for whole windows."""
     model = make(body, [TaskSpec("t", tokens, 3, CIRCLE)]).double()
     z0, dt, cond = batch(model, dtype=torch.float64)
-    step = 8 if body == "pdet" else 3
+    step = 4 if body == "pdet" else 3
 
     def shift(z):
         axes = [a for a in (1, 2, 3) if tokens[a - 1] > 1]
@@ -162,29 +161,15 @@ def test_autocast_compile_and_state_dict(body):
     torch.testing.assert_close(compiled, z1)
 
 
-@pytest.mark.parametrize("depth, levels", [(3, 1), (5, 1), (6, 1), (8, 1), (7, 2), (9, 2)])
-def test_a_u_of_windows_has_as_many_blocks_as_it_says(depth, levels):
-    config = OperatorConfig(body="pdet", dim=16, depth=depth, levels=levels, window=4)
-    spec = TaskSpec("toy", (1, 1, 16), 2, CIRCLE)
-    counts = [len(blocks) for blocks in LatentOperator(config, [spec]).body.stages]
-    assert sum(counts) == depth and max(counts) == counts[levels] and min(counts) >= 1
-
-
-def test_wrong_configurations_are_refused():
-    with pytest.raises(ValueError, match="not one of"):
-        OperatorConfig(body="unet")
-    with pytest.raises(ValueError, match="multiple of 2 \\* heads"):
-        OperatorConfig(dim=36, heads=8)
-    with pytest.raises(ValueError, match="depth 4 must be at least 5"):
-        OperatorConfig(body="pdet", depth=4, levels=2)
-    with pytest.raises(UsageError, match="mlp_ratio must be at least 0.1, not nan"):
-        OperatorConfig(mlp_ratio=float("nan"))
-    with pytest.raises(UsageError, match="modes must be at least 0, not -1"):
-        OperatorConfig(modes=-1)
-    with pytest.raises(ValueError, match="kernel 4 must be odd"):
-        OperatorConfig(kernel=4)
-    with pytest.raises(UsageError, match="input_whitening must be between 0 and 1, not 2"):
-        OperatorConfig(input_whitening=2)
+@pytest.mark.parametrize("values, words", [
+    (dict(body="unet"), "not one of"), (dict(norm="batch"), "not one of bounded, layer"),
+    (dict(dim=36, heads=8), r"multiple of 2 \* heads"), (dict(kernel=4), "kernel 4 must be odd"),
+    (dict(mlp_ratio=float("nan")), "mlp_ratio must be at least 0.1, not nan"),
+    (dict(modes=-1), "modes must be at least 0, not -1"),
+    (dict(input_whitening=2), "input_whitening must be between 0 and 1, not 2")])
+def test_wrong_configurations_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        OperatorConfig(**values)
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -298,13 +283,21 @@ def test_a_step_grows_no_faster_than_its_input(body):
 def test_the_condition_is_bounded():
     """However large its weights grow, and whatever the parameters are."""
     model = make("fourier")
-    seen, modulations = [], model.body._modulations
-    model.body._modulations = lambda c: seen.append(c) or modulations(c)
-    z0, dt, cond = batch(model)
-    for weight in (1.0, 1e4):
+    _, dt, cond = batch(model)
+    sizes = []
+    for weight in (1e4, 1e8):
         torch.nn.init.constant_(model.body.task[0], weight)
-        model(z0, dt, weight * cond)
-    assert seen[0].abs().max() < 4 and 0.6 < seen[1].square().mean().sqrt() <= 1
+        sizes.append(max(m.abs().max() for block in model.modulate(dt, weight * cond)
+                         for m in block))
+    assert 0.5 < sizes[0] < 10 and abs(sizes[1] - sizes[0]) < 1e-3
+
+
+@each_body
+def test_what_a_rollout_asks_once_is_what_every_step_would_compute(body):
+    model = make(body, MIX)
+    z0, dt, cond = batch(model, 1)
+    assert torch.equal(model(z0, dt, cond, 1, None, model.modulate(dt, cond, 1)),
+                       model(z0, dt, cond, 1))
 
 
 @each_body
@@ -320,7 +313,7 @@ def test_a_step_is_in_units_of_the_typical_change(body):
 def test_every_second_block_has_an_mlp_for_each_task(body):
     """Another task's MLP does not touch a result, its own does; a single task has nothing twice."""
     model = make(body, MIX, depth=4)
-    chain = [block for stage in model.body.stages for block in stage]
+    chain = model.body.blocks
     assert [isinstance(block.mlp, PerTask) for block in chain] == [False, True, False, True]
     inputs = batch(model, 1)
     before = model(*inputs, 1)
@@ -328,7 +321,7 @@ def test_every_second_block_has_an_mlp_for_each_task(body):
     assert torch.equal(model(*inputs, 1), before)
     torch.nn.init.ones_(chain[1].mlp[1].inp.weight)
     assert not torch.equal(model(*inputs, 1), before)
-    assert not any(isinstance(b.mlp, PerTask) for b in make(body, depth=4).body.stages[0])
+    assert not any(isinstance(b.mlp, PerTask) for b in make(body, depth=4).body.blocks)
 
 
 @each_body

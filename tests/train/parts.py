@@ -54,14 +54,13 @@ PARTS = {
     "minimal": Part(size("plain", 1), tasks=(LINE,)),
     "conditioning": Part(size("plain", 1)),
     "fourier": Part(size("fourier", 2)),
-    "windows": Part(size("pdet", 2, window=4, levels=0)),
-    "u_shape": Part(size("pdet", 5, window=4, levels=2)),
+    "windows": Part(size("pdet", 2, window=4)),
     "tasks_fourier": Part(size("fourier", 2), tasks=(LINE, SQUARE, BOX)),
-    "tasks_pdet": Part(size("pdet", 3, window=2, levels=1), tasks=(LINE, SQUARE, BOX)),
+    "tasks_pdet": Part(size("pdet", 3, window=2), tasks=(LINE, SQUARE, BOX)),
     "micro_batch": Part(size("fourier", 1), micro_batch=3),
     "compile": Part(size("fourier", 1), compile=True),
     "bf16": Part(size("fourier", 1), precision="bf16"),
-    "bf16_tasks": Part(size("pdet", 3, window=2, levels=1), tasks=(NAMED, SQUARE),
+    "bf16_tasks": Part(size("pdet", 3, window=2), tasks=(NAMED, SQUARE),
                        precision="bf16"),
 }
 RESUMED = ("minimal", "tasks_fourier", "tasks_pdet", "bf16")

@@ -3,7 +3,6 @@
     RotaryAttention   over all tokens (Su et al. 2021; here the wave numbers are whole)
     WindowAttention   in (shifted) windows, with a bias of log-spaced relative positions (Liu et al.
                       2022), each head reading its own channels only
-    merge, split      pairs of tokens along every axis become one, and again two
 """
 
 import itertools
@@ -119,22 +118,3 @@ def _windows(x, sizes):
     x = x.reshape(len(x), *parts, x.shape[-1]).permute(0, 1, 3, 5, 2, 4, 6, 7)
     return x.flatten(4, 6).flatten(1, 3)
 
-
-def merge(x, weight):
-    """(B, X, Y, Z, d) -> (B, X/2, Y/2, Z/2, 2d); unit axes stay, odd ones repeat their end"""
-    for axis in (1, 2, 3):
-        if x.shape[axis] > 1 and x.shape[axis] % 2:
-            x = torch.cat([x, x.narrow(axis, x.shape[axis] - 1, 1)], axis)
-    f = [min(n, 2) for n in x.shape[1:4]]
-    x = x.unflatten(3, (-1, f[2])).unflatten(2, (-1, f[1])).unflatten(1, (-1, f[0]))
-    x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
-    return F.linear(x, weight[:, :f[0], :f[1], :f[2]].flatten(1))
-
-
-def split(x, weight, tokens):
-    """(B, X/2, Y/2, Z/2, 2d) -> (B, X, Y, Z, d), the way back of `merge`, cut to `tokens`"""
-    f = [min(n, 2) for n in tokens]
-    x = x @ weight[:, :f[0], :f[1], :f[2]].flatten(1)
-    x = x.unflatten(-1, (*f, -1)).permute(0, 1, 4, 2, 5, 3, 6, 7)
-    x = x.flatten(5, 6).flatten(3, 4).flatten(1, 2)
-    return x[:, :tokens[0], :tokens[1], :tokens[2]]

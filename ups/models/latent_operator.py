@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.config import check
 from ups.models.body import BodyConfig, TokenBody
 
 
@@ -21,7 +20,9 @@ class OperatorConfig(BodyConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, input_whitening=(0, 1))
+        if not 0 <= self.input_whitening <= 1:
+            raise ValueError("input_whitening must be between 0 and 1, not "
+                             f"{self.input_whitening}.")
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,20 @@ class LatentOperator(nn.Module):
             change = torch.tensor(task.change or ones)
             self.register_buffer(f"scale{index}", change, persistent=False)
 
-    def forward(self, z0, dt, cond, task=0, inputs=None):
-        """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)"""
+    def forward(self, z0, dt, cond, task=0, inputs=None, modulation=None):
+        """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)
+
+        `modulation`: what `modulate` says of dt and cond, where a roll-out has asked it once.
+        """
         width = self.tasks[task].width
-        x = z0 * self.get_buffer(f"input_scale{task}")
-        update = self.body(x, torch.log10(dt)[:, None], cond, task, inputs)[..., :width]
+        x, log_dt = z0 * self.get_buffer(f"input_scale{task}"), torch.log10(dt)[:, None]
+        update = self.body(x, log_dt, cond, task, inputs, modulation)[..., :width]
         change = self.conserve(self.get_buffer(f"scale{task}") * update, task)
         return z0 + F.pad(change, (0, self.width - width))
+
+    def modulate(self, dt, cond, task=0):
+        """What depends on dt and cond alone: the same in every step of a roll-out."""
+        return self.body.modulate(torch.log10(dt)[:, None], cond, task)
 
     @property
     def hidden(self):

@@ -2,8 +2,8 @@
 
 Every body is a chain of `Block`s, x (B, X, Y, Z, dim) with unit axes where the problem has fewer:
 
-    x <- x + gate * mixer(norm(x) * (1 + scale) + shift)        shift, scale, gate: from the body
-    x <- x + gate * mlp(norm(x) * (1 + scale) + shift)          (Peebles & Xie 2023, adaLN-zero)
+    x <- x + gate * mixer(norm(x) * scale + shift)        scale (1 at the start), shift, gate: from
+    x <- x + gate * mlp(norm(x) * scale + shift)          the body (Peebles & Xie 2023, adaLN-zero)
 
 Amplitudes are what a time step is about, and a layer norm takes them away: errors of roll-outs are
 up to twice as large with it. Without anything, the products in the MLP let some roll-outs grow
@@ -30,19 +30,19 @@ class Grid(NamedTuple):
 
 
 class Block(nn.Module):
-    """One residual block; with a modulation of zero it is the identity."""
+    """One residual block; with gates of zero it is the identity."""
 
     def __init__(self, mixer, mlp, norm):
         super().__init__()
         self.mixer, self.mlp, self.layer = mixer, mlp, norm == "layer"
 
     def forward(self, x, modulation, grid):
-        """x (B, X, Y, Z, dim), modulation (B, 6 dim) -> (B, X, Y, Z, dim)"""
-        m = modulation[:, None, None, None].chunk(6, dim=-1)
-        y = torch.addcmul(m[0], self.norm(x), 1 + m[1])
-        x = torch.addcmul(x, m[2], self.mixer(y, grid))
-        y = torch.addcmul(m[3], self.norm(x), 1 + m[4])
-        return torch.addcmul(x, m[5], self.mlp(y, grid))
+        """x (B, X, Y, Z, dim), modulation: six of (B, 1, 1, 1, dim) -> (B, X, Y, Z, dim)"""
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
+        y = torch.addcmul(shift, self.norm(x), scale)
+        x = torch.addcmul(x, gate, self.mixer(y, grid))
+        y = torch.addcmul(mlp_shift, self.norm(x), mlp_scale)
+        return torch.addcmul(x, mlp_gate, self.mlp(y, grid))
 
     def norm(self, x):
         return F.layer_norm(x, x.shape[-1:]) if self.layer else x

@@ -8,8 +8,6 @@ import contextlib
 
 import torch
 
-from ups.config import UsageError
-
 BACKWARD = "high"  # on CUDA; highest: exact
 
 
@@ -20,12 +18,7 @@ def products(precision):
         yield
         return
     cudnn = torch.backends.cudnn
-    try:
-        before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:
-        raise UsageError("torch's `fp32_precision` was set, with which it refuses the older "
-                         "`set_float32_matmul_precision` that this package uses; leave it "
-                         "out.") from None
+    before, rounded = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision)
     cudnn.allow_tf32 = precision != "highest"
     try:
