@@ -1,9 +1,8 @@
 """The yardsticks of benchmarks/accuracy.py: how an FNO and a U-Net step a field and are trained.
 
 They have what the operator has: normalised data, the change as output, conserved means kept, the
-relative loss, Muon, mirror images and sums, noise on the first
-frame and averaged weights. Their data lie on the device, and with CUDA a whole training step is one
-graph.
+relative loss, Muon, mirror images and sums, noise on the first frame and averaged weights. Their
+data lie on the device, and with CUDA a whole training step is one graph.
 """
 
 import dataclasses
@@ -12,11 +11,11 @@ import math
 import torch
 from torch import nn
 
+from benchmarks.budget import MOMENTS, TIMED, VAL, WARMUP, chunk_steps, step_seconds, steps_within
 from benchmarks.fno import FNO, FNOConfig
-from benchmarks.turns import CHUNK, TIMED, step_seconds, steps_within
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import EARLY, starts_of
-from ups.config import UsageError, check, parse
+from ups.config import check, parse
 from ups.data.augment import moved
 from ups.data.find import open_fields
 from ups.eval.metrics import nrmse
@@ -24,14 +23,13 @@ from ups.files import read_json
 from ups.models.precision import BACKWARD, products
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
-from ups.train.optim import AdamW, Muon, set_lr
+from ups.train.optim import Muon, set_lr
 from ups.train.ranks import now
 from ups.train.step import Captured, eager
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    optimizer: str = "muon"  # as the operator's, or adamw
     batch_size: int = 64
     lr: float = 4e-3
     rms: float = 0.4        # of Muon's updates, as a multiple of lr
@@ -48,8 +46,6 @@ class Recipe:
         check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
               weight_decay=(0, 1), grad_clip=(1e-9, math.inf), ema=(0, 0.99999),
               noise=(1e-9, 10), noise_end=(1e-9, 10))
-        if self.optimizer not in ("muon", "adamw"):
-            raise UsageError(f"--optimizer {self.optimizer}: it is muon or adamw.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +60,6 @@ class UNetRecipe(Recipe):
     model: UNetConfig = UNetConfig()
 
 
-MOMENTS, VAL = 8, 32  # validations during a training, trajectories of each
-WARMUP = 0.02         # share of the steps, for every model
 BASELINES = {"fno": (FNO, FNORecipe), "unet": (UNet, UNetRecipe)}
 
 
@@ -73,8 +67,8 @@ class Stepper(nn.Module):
     """u (B, C, *grid) -> the next frame, in physical units: normalised, a net for the change.
 
     The net's output is in units of the typical change in a step, and what the equation conserves
-    is taken out of it, as in our operator. The net also sees log10 of dt and of the PDE's
-    parameters, and the coordinates where the equation depends on the place: x itself in a closed
+    is taken out of it, as in our operator. The net also sees dt, the PDE's parameters, and the
+    coordinates where the equation depends on the place: x itself in a closed
     domain, waves along a forced periodic axis.
     """
 
@@ -126,10 +120,9 @@ def grid_axes(u):
 
 
 def conditions(fields, indices, device):
-    """log10 of dt and of the parameters, (n, 1 + P)."""
-    params = fields.params(indices).abs().clamp(min=1e-12)
-    dt = torch.full((len(indices), 1), fields.facts.dt)
-    return torch.cat([dt, params], 1).log10().float().to(device)
+    """log10 of dt, and the parameters as the operator gets them: (n, 1 + P)."""
+    dt = torch.full((len(indices), 1), math.log10(fields.facts.dt))
+    return torch.cat([dt, fields.facts.condition(fields.params(indices))], 1).to(device)
 
 
 @eager
@@ -150,45 +143,39 @@ def errors(model, fields, indices, device):
     return {"rollout": torch.cat(rolled), "one_step": torch.cat(single)}
 
 
-def train_baseline(cell, folder, turns):
+def train_baseline(cell, folder):
     """Train on data that lie on the device; with CUDA a whole step is one graph."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
     kind, recipe = BASELINES[cell["kind"]]
-    cfg = parse(recipe, cell["flags"])
-    task, = cell["tasks"]
-    fields = open_fields(task, cell["folder"])
+    cfg, fields = parse(recipe, cell["flags"]), open_fields(cell["task"], cell["folder"])
     chosen = fields.split("train")
     u, cond = fields.read(chosen).to(device), conditions(fields, chosen, device)
     over = (0, 1, *range(3, u.ndim))
     std, mean = torch.std_mean(u, over, keepdim=True)
-    torch.manual_seed(cell["seed"])
     change = u.diff(dim=1).square().mean(over, keepdim=True).sqrt()
+    torch.manual_seed(cell["seed"])
     model = Stepper(kind, cfg.model, fields, *[x[:, 0].cpu() for x in (mean, std, change)])
     model.to(device)
-    if device.type == "cuda":
+    if cuda:
         model.compile(dynamic=False)
     params = list(model.parameters())
+    optimizer = Muon(model, cfg.lr, rms=cfg.rms, weight_decay=cfg.weight_decay)
+    ema = EMA(model, cfg.ema, compile=cuda)
     noise = torch.tensor(cfg.noise, device=device)
-    if cfg.optimizer == "muon":
-        optimizer = Muon(model, cfg.lr, rms=cfg.rms, weight_decay=cfg.weight_decay)
-    else:
-        optimizer = AdamW(params, cfg.lr, weight_decay=cfg.weight_decay)
-    ema = EMA(model, cfg.ema, compile=device.type == "cuda")
-    count, frames = u.shape[:2]
-    starts = starts_of(frames - 1, EARLY).to(device)
+    starts = starts_of(u.shape[1] - 1, EARLY).to(device)
 
     def loss_of():
-        row = torch.randint(count, (cfg.batch_size,), device=device)
+        row = torch.randint(len(u), (cfg.batch_size,), device=device)
         first = starts[torch.randint(len(starts), (cfg.batch_size,), device=device)]
         window = torch.stack([u[row, first], u[row, first + 1]], 1)
         draws = [torch.rand(len(row), n, device=device) if wanted else None
                  for wanted, n in ((cfg.shift, 3), (cfg.mirror, 3), (cfg.sums, 4))]
         u0, y = moved(window, fields, *draws).unbind(1)  # (B, C, *grid) each
-        change = (y - u0) / model.std
-        change = change.square().mean((1, *grid_axes(change)), keepdim=True).sqrt()
-        level = noise * change * torch.rand_like(change)
+        change = ((y - u0) / model.std).square().mean((1, *grid_axes(u0)), keepdim=True).sqrt()
         draw = torch.randn_like(u0)
         draw = draw - draw.mean(grid_axes(draw), keepdim=True)
+        level = noise * change * torch.rand_like(change)
         p = model(u0 + level * model.std * draw, cond[row])
         error = ((p - y) / model.std).flatten(1).square().sum(1)
         size = ((y - model.mean) / model.std).flatten(1).square().sum(1)
@@ -198,28 +185,21 @@ def train_baseline(cell, folder, turns):
         model.zero_grad()
         with products("highest"):
             loss = loss_of()
-        with products(BACKWARD if device.type == "cuda" else "highest"):
+        with products(BACKWARD if cuda else "highest"):
             loss.backward()
         nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()
         ema.update(model)
         return loss.detach()
 
-    # compile and capture, then time the steps
-    step = Captured(step, device.type == "cuda")
-    start, begin = [p.detach().clone() for p in params], now()
-    with turns.outside():
-        for _ in range(4 if device.type == "cuda" else 1):
+    # compile, capture and time the steps; then as if nothing had happened
+    step, chunk, marks = Captured(step, cuda), chunk_steps(cuda), [(0, now())]
+    start = [p.detach().clone() for p in params]
+    for i in range(1, 2 + TIMED):
+        for _ in range(chunk):
             step()
-    compile_s = now() - begin
-    with turns.alone():
-        chunk = CHUNK if device.type == "cuda" else 1
-        marks = [(0, now())]
-        for i in range(TIMED):
-            for _ in range(chunk):
-                step()
-            marks.append(((i + 1) * chunk, now()))
-    with torch.no_grad():  # as if nothing had happened
+        marks.append((i * chunk, now()))
+    with torch.no_grad():
         torch._foreach_copy_(params, start)
         torch._foreach_copy_(ema.shadow, start)
         for state in optimizer.state.values():
@@ -231,32 +211,30 @@ def train_baseline(cell, folder, turns):
     warmup = max(1, round(WARMUP * steps))
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
     for k in range(steps):
-        turns.step()
         set_lr(optimizer, cfg.lr * up_and_cosine(k, warmup, steps))
         noise.fill_(cfg.noise * (cfg.noise_end / cfg.noise) ** (k / steps))
         loss = step()
         if k + 1 in moments:
             if not math.isfinite(loss):
-                raise FloatingPointError(f"{cell['model']}: the loss is {float(loss)} at step {k}.")
+                raise FloatingPointError(f"the loss is {float(loss)} at step {k}.")
             with ema.applied(model):
-                score = float(errors(model, fields, fields.split("val")[:VAL], device)
-                              ["rollout"].mean())
+                tables = errors(model, fields, fields.split("val")[:VAL], device)
+            score = tables["rollout"].mean().item()
             ema.keep_best(score)
             curve.append(((k + 1) * step_s, score))
             print(f"step {k + 1} of {steps}: roll-out nRMSE {score:.4g} (val)", flush=True)
     with ema.applied(model, best=True):
         tables = errors(model, fields, fields.split(cell["split"]), device)
-        export_model(folder / "model", model.state_dict(), {"model": cell["model"]})
+        export_model(folder / "model", model.state_dict(), {"model": cell["kind"]})
     return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
-            "steps": steps, "curve": curve, "step_ms": 1e3 * step_s,
-            "compile_s": compile_s, "tables": {task: tables}}
+            "steps": steps, "curve": curve, "step_ms": 1e3 * step_s, "tables": tables}
 
 
 def load_baseline(folder, device="cpu"):
     """The baseline of a stored result, ready to step fields."""
     cell = read_json(folder / "result.json")
     kind, recipe = BASELINES[cell["kind"]]
-    fields = open_fields(cell["tasks"][0], cell["folder"])
+    fields = open_fields(cell["task"], cell["folder"])
     _, tensors = load_model(folder / "model")
     config = parse(recipe, cell["flags"]).model
     model = Stepper(kind, config, fields, *[tensors[name] for name in ("mean", "std", "change")])

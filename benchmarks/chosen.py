@@ -37,10 +37,8 @@ FLAGS = {  # by kind, and number of axes or task
 }
 
 
-def flags_of(model, tasks):
-    """What is set for a kind of model and number of axes, for a single task, then by the user."""
+def flags_of(model, task):
+    """What is set for a kind of model and number of axes, for the task, then by the user."""
     kind, *more = shlex.split(model)
-    axes = max(len(TASKS[task].facts.axes) for task in tasks)
-    keys = [axes, *tasks] if len(tasks) == 1 else [axes]
-    known = [FLAGS.get((kind, key), "") for key in keys]
-    return [*shlex.split(" ".join(known)), *more]
+    keys = (len(TASKS[task].facts.axes), task)
+    return [*shlex.split(" ".join(FLAGS.get((kind, key), "") for key in keys)), *more]

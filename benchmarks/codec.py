@@ -7,16 +7,18 @@ and prints test nRMSE of decode(encode(u)) for both codecs, and, for burgers1d (
 fourth of 1024 points), the error of reading all 1024 points.
 """
 
-import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState
 
 import train_codec
-from ups.config import Parser, command
+from benchmarks import scripts
+from benchmarks.tables import device_name, heading, row
+from ups.config import UsageError, command, parse
 from ups.data.make import make
+from ups.files import read_json
 
 DATA = {  # settings of the data, strides, patch, widths
     "burgers1d": (dict(samples=1000, grid=1024, frames=41, nu=0.001), 4, 8, (2, 1)),
@@ -25,47 +27,44 @@ DATA = {  # settings of the data, strides, patch, widths
 }
 
 
-def main():
-    parser = Parser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(DATA), choices=list(DATA))
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--samples", type=int, help="fewer samples than the benchmark's own")
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--folder", default="/tmp/ups_codec", help="for data, caches and runs")
-    args = parser.parse_args()
-    rows, folder = [], Path(args.folder)
-    for task in args.tasks:
-        settings, stride, patch, widths = DATA[task]
-        if args.samples:
-            settings = settings | {"samples": args.samples}
-        make(task, out=folder / "data", **settings)
+@dataclass(frozen=True)
+class Config:
+    tasks: tuple[str, ...] = tuple(DATA)  # some of burgers1d, diffreact2d, ns2d
+    steps: int = 3000              # of each training
+    samples: int = 0               # fewer samples than the benchmark's own
+    flags: str = ""                # more for train_codec.py: --flags="--model.hidden 32"
+    folder: str = "/tmp/ups_codec"  # for data, caches and runs
+
+    def __post_init__(self):
+        if wrong := set(self.tasks) - DATA.keys():
+            raise UsageError(f"--tasks {min(wrong)}: it is one of {', '.join(DATA)}.")
+
+
+def main(argv=None):
+    cfg, more = parse(Config, argv, __doc__), []
+    folder = Path(cfg.folder)
+    heading(f"test nRMSE of decode(encode(u)); {cfg.steps} steps, {device_name()}", "task, patch",
+            "width", "compression", "patch", "grid", "ratio", "seconds")
+    for task in cfg.tasks:
+        about, stride, patch, widths = DATA[task]
+        about = about | ({"samples": cfg.samples} if cfg.samples else {})
+        make(task, out=folder / "data" / task, **about)
         for width in widths:
             run, begin = folder / "runs" / f"{task}_{patch}_{width}", time.perf_counter()
-            flags = {"run": run, "data": folder / "data", "cache": folder / "cache", "tasks": task,
-                     "stride_x": stride, "patch": patch, "width": width, "steps": args.steps,
-                     "eval_every": max(1, args.steps // 2), "save_every": args.steps,
-                     "batch_size": args.batch_size, "model.hidden": args.hidden,
-                     "model.depth": args.depth, "points": 128}
-            argv = [item for key, value in flags.items() for item in (f"--{key}", str(value))]
-            train_codec.main([*argv, *["--compile"] * torch.cuda.is_available()])
-            AcceleratorState._reset_state(reset_partial_state=True)
-            test = json.loads((run / "codec" / task / "test.json").read_text())["tasks"][task]
-            rows.append((task, patch, width, test, time.perf_counter() - begin))
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"\ntest nRMSE of decode(encode(u)); {args.steps} steps, {device}")
-    print("| task | patch | width | compression | patch codec | grid codec | ratio | seconds |")
-    print("|---|---|---|---|---|---|---|---|")
-    for task, patch, width, test, seconds in rows:
-        ratio = test["nrmse_patch"] / test["nrmse_grid"]
-        print(f"| {task} | {patch} | {width} | {test['compression']:g} | {test['nrmse_patch']:.2e} "
-              f"| {test['nrmse_grid']:.2e} | {ratio:.1f} | {seconds:.0f} |")
-    for task, _, width, test, _ in rows:
-        if "any_point" in test:
-            values = ", ".join(f"{name} {value:.2e}" for name, value in test["any_point"].items())
-            print(f"{task}, width {width}, read at all points of the stored grid: {values}")
+            words = {"run": run, "data": folder / "data" / task, "cache": folder / "cache",
+                     "tasks": task, "stride_x": stride, "patch": patch, "width": width,
+                     "steps": cfg.steps, "eval_every": max(1, cfg.steps // 2),
+                     "save_every": cfg.steps, "batch_size": 64, "points": 128,
+                     "compile": torch.cuda.is_available()}
+            scripts.run(train_codec, [*scripts.argv(words), *cfg.flags.split()])
+            test = read_json(run / "codec" / task / "test.json")["tasks"][task]
+            row(f"{task}, {patch}", width, f"{test['compression']:g}", f"{test['nrmse_patch']:.2e}",
+                f"{test['nrmse_grid']:.2e}", f"{test['nrmse_patch'] / test['nrmse_grid']:.1f}",
+                f"{time.perf_counter() - begin:.0f}")
+            if "any_point" in test:
+                more.append(f"{task}, width {width}, read at all points of the stored grid: "
+                            + ", ".join(f"{k} {v:.2e}" for k, v in test["any_point"].items()))
+    print("\n" + "\n".join(more))
 
 
 if __name__ == "__main__":

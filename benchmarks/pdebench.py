@@ -10,12 +10,9 @@ are given, of which the operator sees the last; darcy2d is one step. The goals a
 retrained FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
 """
 
-import ctypes
 import dataclasses
-import json
 import math
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -24,9 +21,11 @@ from pathlib import Path
 import torch
 
 import train_operator
+from benchmarks import scripts
+from benchmarks.tables import heading, row
 from ups.config import UsageError, command, parse
 from ups.eval.metrics import NRMSE
-from ups.train.ranks import PR_SET_PDEATHSIG
+from ups.files import read_json
 
 LINE = ("--stride_x 4 --stride_t 5 --batch_size 64 --steps 40000 --lr 1e-3 --noise_end 8e-4 "
         "--model.dim 128 --model.depth 8 --model.modes 0 --model.input_whitening 1")
@@ -63,42 +62,41 @@ class Failed(Exception):
 
 
 def call(log, *line):
-    """Run a command of this project, which ends when this one does; its output goes to a file."""
+    """Run a command of this project, its output in a file."""
     name = line[1] if line[0] == "-m" else line[0]
     print(f"{name}: see {log}", file=sys.stderr)
-    with open(log, "a") as file:
-        begin = file.tell()
-        code = subprocess.run(
-            [sys.executable, *line], stdout=file, stderr=file, cwd=Path(__file__).parents[1],
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)).returncode
+    with open(log, "w") as file:
+        code = subprocess.run([sys.executable, *line], stdout=file, stderr=file, env=scripts.CHILD,
+                              cwd=Path(__file__).parents[1]).returncode
     if code:
-        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
-        reasons = [text for text in said if text.startswith("error: ")] or said or [""]
+        said = log.read_text(errors="replace").splitlines() or [""]
+        reasons = [text for text in said if text.startswith("error: ")] or said
         raise Failed(f"{name} ended with {code}: {reasons[-1]} (all of it: {log})")
 
 
 def training(task, cfg, out):
     """The command line of train_operator.py; of a flag that comes twice the last one wins."""
-    strides = [] if cfg.preset == "pdebench" else ["--stride_x", "1", "--stride_t", "1"]
-    return ["--run", str(out / "runs" / task), "--data", str(out / "data" / task), "--cache",
-            str(out / "cache"), "--tasks", task, "--ema", "0.999", "--warmup", "500",
-            "--eval_every", "5000", "--save_every", "5000", *shlex.split(ROWS[task][1]), *strides,
-            *["--compile"] * torch.cuda.is_available(), *shlex.split(cfg.flags)]
+    strides = {} if cfg.preset == "pdebench" else {"stride_x": 1, "stride_t": 1}
+    given = {"run": out / "runs" / task, "data": out / "data" / task, "cache": out / "cache",
+             "tasks": task, "ema": 0.999, "warmup": 500, "eval_every": 5000, "save_every": 5000,
+             "compile": torch.cuda.is_available()}
+    return [*scripts.argv(given), *shlex.split(ROWS[task][1]), *scripts.argv(strides),
+            *shlex.split(cfg.flags)]
 
 
 def measure(task, cfg, out):
     """Data, training and evaluation of one task: the operator's nRMSE and interval, seconds."""
     run = out / "runs" / task
-    result = run / "evaluation_pdebench" / "metrics.json"
     call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset, "--out",
          str(out / "data" / task), *shlex.split(ROWS[task][0]))
     begin = math.nan if run.exists() else time.perf_counter()  # of a part it would mislead
     call(out / f"{task}.train.txt", "train_operator.py", *training(task, cfg, out))
     seconds = time.perf_counter() - begin
-    if not result.exists():
+    path = run / "evaluation_pdebench" / "metrics.json"
+    if not path.exists():
         call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol",
              "pdebench")
-    result = json.loads(result.read_text())["tasks"][task]
+    result = read_json(path)["tasks"][task]
     return result["forecasts"]["operator"]["scores"]["nrmse"], result["protocol"], seconds
 
 
@@ -108,7 +106,7 @@ def main(argv=None):
     for task in cfg.task:  # before any work
         parse(train_operator.Config, training(task, cfg, out))
     out.mkdir(parents=True, exist_ok=True)
-    print(f"{'':12} {'nRMSE':>9}  {'95 % interval':21} {'goal':>8} {'train s':>8}  protocol")
+    heading(f"{NRMSE}.", "task", "nRMSE", "95 % interval", "goal", "train s", "protocol")
     for task in cfg.task:
         try:
             score, protocol, seconds = measure(task, cfg, out)
@@ -117,9 +115,8 @@ def main(argv=None):
             failed = True
             continue
         low, high = score["interval"]
-        print(f"{task:12} {score['all']:9.2e}  {low:.2e} to {high:.2e}  {ROWS[task][2]:8.1e} "
-              f"{seconds:8.0f}  {protocol}", flush=True)
-    print(NRMSE + ".")
+        row(task, f"{score['all']:.2e}", f"{low:.2e} to {high:.2e}", f"{ROWS[task][2]:.1e}",
+            f"{seconds:.0f}", protocol)
     return failed
 
 

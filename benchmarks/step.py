@@ -1,90 +1,88 @@
-"""How fast is a training step, and what do compile, graphs and bfloat16 change? One CUDA device.
+"""How fast is a training step, and what do --compile, augmentation and bfloat16 change? One GPU.
 
-    python -m benchmarks.step [--task burgers1d --preset medium --steps 300]
+    python -m benchmarks.step --steps 300 --train_steps 300
+    python -m benchmarks.step --steps 300 --train_steps 300 --against ../before
 
-All speeds come from one process, side by side, on the same data: the loop of train_operator.py in
-eager mode, with graphs or compilation alone, with both (`--compile`), then with its augmentations
-and a loader worker; and a bare loop: the same compiled model, clipping and fused AdamW captured in
-one graph, its data on the device, nothing of `ups/train`. Then the gradients that graphs accumulate
-over micro-batches are compared with eager ones, both with exact products, and a roll-out of a
-trained model in bfloat16 with one in float32.
+Every speed is printed as soon as it is measured, on the same data: the loop of train_operator.py
+without and with `--compile`, with its augmentation and noise, and with a loader worker. `bare
+graph` is what a step can reach: the same compiled model on one batch, clipping and fused AdamW in
+one CUDA graph, products rounded as in the script, and nothing of `ups/train`. `--against` adds the
+default loop of another checkout of this project, in a process of its own. At the end a roll-out of
+the trained model in bfloat16 is compared with one in float32.
 """
 
 import dataclasses
-import functools
-import json
+import os
+import subprocess
+import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState
 
 import train_operator as script
-from benchmarks.watched import swapped
-from ups.config import Parser, UsageError, command, flat
+from benchmarks import scripts
+from benchmarks.tables import device_name, heading, row
+from ups.config import RunError, UsageError, check, command, parse
 from ups.data.make import make
-from ups.eval.rollout import predict
+from ups.eval.rollout import measure
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
-from ups.models.precision import products
+from ups.models.precision import BACKWARD, products
 from ups.stages import load_operator
-from ups.train.ranks import now
-from ups.train.run import Run
-from ups.train.step import Backward
+from ups.train.ranks import make_accelerator, now
 
 
-def script_speed(cfg, compiled, graphs, steps):
-    """Steps per second of the real loop, after a warm-up of a third of the steps."""
-    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{time.time()}", steps=steps + steps // 3)
-    stamps = {}
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: str = "burgers1d"
+    preset: str = "medium"   # of the data
+    batch_size: int = 64
+    steps: int = 600         # that are timed, after a third as many
+    train_steps: int = 4000  # of the training whose roll-out in bfloat16 is measured
+    against: str = ""        # folder of another checkout
 
-    class Timed(Backward):
-        def __call__(self, batch):
-            if batch["step"] in (steps // 3, cfg.steps - 1):
-                stamps[batch["step"]] = now()
-            return super().__call__(batch)
-
-    class Chosen(Run):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.graphs = graphs
-
-    names = {"Backward": Timed, "Run": Chosen, "finish_operator": lambda *args: None}
-    if not compiled:
-        names["compile_model"] = lambda *args: None
-    with swapped(script, **names):
-        script.main(command_line(cfg))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    (first, begin), (last, end) = sorted(stamps.items())
-    return (last - first) / (end - begin)
+    def __post_init__(self):
+        check(self, batch_size=(1, 2**20), steps=(30, 10**6), train_steps=(1, 10**6))
+        if self.against and not (Path(self.against) / "train_operator.py").exists():
+            raise UsageError(f"--against {self.against}: there is no train_operator.py in it.")
 
 
-def command_line(cfg):
-    """The flags of the script that give `cfg`."""
-    words = []
-    for key, value in flat(cfg).items():
-        if isinstance(value, bool):
-            words.append(f"--{key}" if value else f"--no-{key}")
-        else:
-            words += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
-    return words
+def flags(cfg, root, name, steps, **more):
+    """The command line of a training; `more` are fields of train_operator.Config."""
+    return scripts.argv({"run": root / name, "data": root / "data", "cache": root / "cache",
+                         "tasks": cfg.task, "batch_size": cfg.batch_size, "steps": steps,
+                         "eval_every": 10**6, "save_every": 10**6, "val_trajectories": 2} | more)
 
 
-def bare_speed(cfg, batch, loss, spec, steps):
-    """The best a graph can do: forward, backward, clipping and AdamW in one replay."""
-    torch.manual_seed(0)
-    model = LatentOperator(cfg.model, [spec]).cuda()
+def other_speed(cfg, words):
+    """The speed of the other checkout's script."""
+    path = str(Path(cfg.against).resolve())
+    done = subprocess.run(
+        [sys.executable, scripts.__file__, str(cfg.steps), *words], cwd=path, text=True,
+        capture_output=True, env=os.environ | {"PYTHONPATH": path})
+    if done.returncode:
+        raise RunError(f"--against {cfg.against} failed: {done.stderr.strip()[-500:]}")
+    return float(done.stdout.split()[-1])
+
+
+def bare_speed(words, steps):
+    """Steps per second of forward, backward, clipping and AdamW in one graph."""
+    cfg = parse(script.Config, words)
+    latents = open_latents(make_accelerator(), cfg, "train")
+    batch = latents.windows.__getitems__([(0, i, (0, 7 * i)) for i in range(cfg.batch_size)])
+    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
+    model = LatentOperator(cfg.model, [latents.tasks[0].spec]).cuda()
     model.compile(dynamic=False)
-    params = list(model.parameters())
+    params, loss = list(model.parameters()), partial(script.operator_loss, tasks=latents.tasks)
     optimizer = torch.optim.AdamW(params, cfg.lr, fused=True, capturable=True)
-    for p in params:
-        p.grad = torch.zeros_like(p)
 
     def step():
-        torch._foreach_zero_([p.grad for p in params])
-        mean = loss(model, batch).mean()
-        with products("high"):  # as in `Backward`
+        optimizer.zero_grad(set_to_none=False)
+        with products("highest"):
+            mean = loss(model, batch).mean()
+        with products(BACKWARD):
             mean.backward()
         torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()
@@ -97,99 +95,58 @@ def bare_speed(cfg, batch, loss, spec, steps):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for part in (steps // 3, steps):
+    for count in (steps // 3, steps):
         begin = now()
-        for _ in range(part):
+        for _ in range(count):
             graph.replay()
-        speed = part / (now() - begin)
+        speed = count / (now() - begin)
     return speed
 
 
-def gradient_gap(run, cfg, batch, loss, spec):
-    """Largest difference of accumulated gradients, graphs against eager, over the largest."""
-    torch.manual_seed(0)
-    model = LatentOperator(cfg.model, [spec]).cuda()
-    for p in model.parameters():  # the identity at the start has gradients in one layer only
-        p.data += 0.02 * torch.randn_like(p)
-    grads = {}
-    for graphs in (False, True):
-        if graphs:
-            model.compile(dynamic=False)
-        backward = Backward(run, model, loss, cfg.batch_size // 4, graphs=graphs)
-        for _ in range(5):  # two warm-ups, a capture, two replays
-            backward(batch)
-        grads[graphs] = torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
-    return float((grads[True] - grads[False]).abs().max() / grads[False].abs().max())
-
-
-def settings(folder, task, batch_size):
-    """Of the script: the bare step, and with random moves and noise."""
-    base = script.Config(run=str(folder / "runs"), data=str(folder / "data"),
-                         cache=str(folder / "cache"), tasks=(task,),
-                         batch_size=batch_size, log_every=50, eval_every=10**6,
-                         save_every=10**6, val_trajectories=2, compile=True, augment=False,
-                         noise=0.0)
-    return base, dataclasses.replace(base, augment=True, noise=0.01)
-
-
-def main():
-    parser = Parser(description=__doc__)
-    parser.add_argument("--task", default="burgers1d")
-    parser.add_argument("--preset", default="medium")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--train_steps", type=int, default=4000, help="before the bf16 roll-out")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise UsageError("this benchmark needs a CUDA device.")
-    folder = Path(tempfile.mkdtemp())
-    make(args.task, args.preset, folder / "data")
-    base, full = settings(folder, args.task, args.batch_size)
-
-    rows = {}
-    for label, cfg, compiled, graphs in (
-            ("eager", base, False, False), ("graphs alone", base, False, True),
-            ("compiled alone", base, True, False), ("compiled, graphs", base, True, True),
-            ("  and moves, noise", full, True, True),
-            ("  and one worker", dataclasses.replace(full, workers=1), True, True)):
-        rows[label] = script_speed(cfg, compiled, graphs, args.steps)
-        print(f"{label}: {rows[label]:.1f} steps/s", flush=True)  # minutes before the table
-
-    trained = dataclasses.replace(full, run=str(folder / "trained"), steps=args.train_steps)
-    script.main(command_line(trained))
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-    exact = dataclasses.replace(base, run=str(folder / "bench"))
-    run = Run(exact, "operator")
-    latents = open_latents(run.accelerator, base, "train")
-    task, spec = latents.tasks[0], latents.tasks[0].spec
-    loss = functools.partial(script.operator_loss, tasks=latents.tasks)
-    triples = [(0, row, (0, row * 7)) for row in range(args.batch_size)]
-    batch = latents.windows.__getitems__(triples)
-    batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
-    rows["bare graph"] = bare_speed(base, batch, loss, spec, args.steps)
-    print(f"bare graph: {rows['bare graph']:.1f} steps/s", flush=True)
-    gap = gradient_gap(run, base, batch, loss, spec)
-
-    model = load_operator(folder / "trained").model.cuda()
-    chosen = task.fields.split("test")
-    errors = {}
+def bfloat16_errors(run):
+    """nRMSE of the test roll-outs of a run's operator in float32 and in bfloat16."""
+    accelerator, operator = make_accelerator(), load_operator(run)
+    operator.model.to(accelerator.device)
+    tasks = open_latents(accelerator, operator.settings, "train").tasks
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
-            result = predict(run.accelerator, model, task, 0, chosen)
-        errors[dtype] = float(result["operator"].mean())
+            tables = measure(accelerator, operator.model, tasks[0], 0, "test")
+        yield tables["operator"].mean().item()
 
-    name = torch.cuda.get_device_name()
-    params = sum(p.numel() for p in model.parameters())
-    print(f"\n{args.task} {args.preset}, {params / 1e6:.2f} M parameters, batch {args.batch_size}, "
-          f"{name}, torch {torch.__version__}")
-    print(f"{'':20}{'steps/s':>10}{'of bare':>10}")
-    for label, speed in rows.items():
-        print(f"{label:20}{speed:10.1f}{speed / rows['bare graph']:10.2f}")
-    print(f"accumulated gradients, graphs against eager: largest relative difference {gap:.1e}")
-    print(f"roll-out nRMSE after {args.train_steps} steps: float32 {errors[torch.float32]:.4f}, "
-          f"bfloat16 {errors[torch.bfloat16]:.4f}")
-    print(json.dumps({"steps_per_second": rows, "gradient_gap": gap}))
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    if not torch.cuda.is_available():
+        raise UsageError("this benchmark needs a CUDA device.")
+    with tempfile.TemporaryDirectory() as name:
+        root, start, steps = Path(name), now(), cfg.steps
+        make(cfg.task, cfg.preset, root / "data")
+        most = steps + steps // 3
+        single = {"augment": False, "noise": 0.0}
+        bare_words = flags(cfg, root, "bare", most, **single)
+        heading(f"{cfg.task} {cfg.preset}, batches of {cfg.batch_size}, {device_name()}, "
+                f"torch {torch.__version__}", "loop", "steps/s", "of bare", "at s")
+        bare = bare_speed(bare_words, steps)
+
+        def show(label, speed):
+            row(label, f"{speed:.1f}", f"{speed / bare:.2f}", f"{now() - start:.0f}")
+
+        show("bare graph", bare)
+        few = steps // 3
+        show("eager", scripts.speed(script, flags(cfg, root, "eager", few + few // 3, **single),
+                                    few))
+        show("--compile", scripts.speed(
+            script, flags(cfg, root, "compile", most, compile=True, **single), steps))
+        full = flags(cfg, root, "full", max(most, cfg.train_steps), compile=True)
+        show("--compile, augmentation and noise", scripts.speed(script, full, steps))
+        show("the same with a loader worker", scripts.speed(
+            script, flags(cfg, root, "worker", most, compile=True, workers=1), steps))
+        if cfg.against:
+            words = flags(cfg, root, "against", most, compile=True, cache=root / "cache2")
+            show(f"default loop of {cfg.against}", other_speed(cfg, words))
+        exact, rounded = bfloat16_errors(root / "full")
+        print(f"\nroll-out nRMSE (test) after {max(most, cfg.train_steps)} steps: "
+              f"float32 {exact:.4f}, bfloat16 {rounded:.4f}")
 
 
 if __name__ == "__main__":

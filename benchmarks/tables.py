@@ -1,0 +1,17 @@
+"""Tables in Markdown, every row printed as soon as it is measured."""
+
+import torch
+
+
+def row(first, *cells, width=36):
+    print(f"| {first:{width}} | {' | '.join(f'{cell:>9}' for cell in cells)} |", flush=True)
+
+
+def heading(title, *columns):
+    print(f"\n{title}\n")
+    row(*columns)
+    row(*["---"] * len(columns))
+
+
+def device_name():
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
