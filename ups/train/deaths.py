@@ -12,16 +12,9 @@ import socket
 import threading
 from pathlib import Path
 
-MEMORY = "the kernel killed it, for the machine ran out of memory"
+from ups.memory import kernel_kills
 
-
-def kernel_kills():
-    """How many processes of this machine the kernel has killed for want of memory."""
-    try:
-        counters = dict(map(str.split, Path("/proc/vmstat").read_text().splitlines()))
-    except OSError:
-        return 0
-    return int(counters.get("oom_kill", 0))
+MEMORY = "the kernel killed it because the machine ran out of memory"
 
 
 def place():

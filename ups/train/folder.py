@@ -1,10 +1,18 @@
-"""The folder of a stage belongs to one launch at a time, and to the configuration it began with."""
+"""The folder of a stage belongs to one launch at a time, and to the configuration it began with.
+
+Its `.lock` is held by that launch, and holds what the next one needs to know if this one dies
+without a word.
+"""
 
 import contextlib
+import json
+import sys
 
 from ups.config import UsageError
 from ups.files import read_json, write_json
-from ups.train.checkpoint import checkpoints
+from ups.memory import kernel_kills
+from ups.train.checkpoint import checkpoints, step_of
+from ups.train.deaths import MEMORY, place
 
 
 def leave_folder(folder):
@@ -22,7 +30,7 @@ def take_folder(folder, config, systems):
     Fields named in `systems` may change, and so may those that only one version of the code has.
     Nothing is written: `begin_folder` does that when the launch is accepted.
     """
-    end = read_json(folder / "exit.json")
+    end = read_json(folder / "exit.json") or killed(folder)
     finished = end.get("status") == "done"
     if finished or checkpoints(folder / "checkpoints"):
         old = read_json(folder / "config.json")
@@ -42,7 +50,27 @@ def take_folder(folder, config, systems):
     return end
 
 
-def begin_folder(folder, config):
+def begin_folder(folder, config, micro_batch):
     """The launch is accepted: its configuration holds, the end of the last one is history."""
     write_json(folder / "config.json", config)
     (folder / "exit.json").unlink(missing_ok=True)
+    begun = {"place": place(), "kernel_kills": kernel_kills(), "micro_batch": micro_batch}
+    (folder / ".lock").write_text(json.dumps(begun))
+
+
+def killed(folder):
+    """The end of a launch that could not write one, now written; empty where none has begun."""
+    try:
+        begun = json.loads((folder / ".lock").read_text())
+    except (OSError, ValueError):
+        return {}
+    if not (folder / "config.json").exists():  # a dry run clears its folder
+        return {}
+    memory = begun["place"][:2] == place()[:2] and begun["kernel_kills"] < kernel_kills()
+    reason = MEMORY if memory else "it was killed, or the machine went down"
+    print(f"{folder}: the last launch ended without a word: {reason}.", file=sys.stderr)
+    step = max(map(step_of, checkpoints(folder / "checkpoints")), default=0)
+    end = {"status": "out_of_memory" if memory else "failed", "step": step, "reason": reason,
+           "micro_batch": begun["micro_batch"]}
+    write_json(folder / "exit.json", end)
+    return end

@@ -145,7 +145,8 @@ class Run:
         if self.cfg.wandb and show and not self.cfg.dry_run:
             self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
         if show and not self.finished:
-            begin_folder(self.folder, flat(self.cfg))
+            rows = self.cfg.batch_size // self.accelerator.num_processes
+            begin_folder(self.folder, flat(self.cfg), self.backward.micro_batch or rows)
         with self.bar, self._signals():
             for batch in loader:
                 self.step = batch["step"] + 1

@@ -27,6 +27,7 @@ from ups.train.ranks import PeerFailed
 
 OUT_OF_MEMORY = (
     "out of memory",
+    "can't allocate memory",  # of the host
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )

@@ -1,5 +1,6 @@
-"""One request to stop may come several times; a second Ctrl-C, seconds later, ends at once."""
+"""How a launch ends: asked once or several times, at once, or without a word."""
 
+import json
 import os
 import signal
 
@@ -7,6 +8,7 @@ import pytest
 import toy
 from watching import ending, saved
 
+from ups.config import UsageError
 from ups.train import run
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
@@ -49,3 +51,27 @@ def test_a_second_control_c_says_what_is_lost(tmp_path, monkeypatch):
         train(tmp_path, monkeypatch, [signal.SIGTERM, signal.SIGINT])
     assert ending(tmp_path / "micro0")["reason"] == text
     assert saved(tmp_path / "micro0") == [3]
+
+
+@pytest.mark.parametrize("kills, status, rows", [(0, "failed", 0), (1, "out_of_memory", 6)])
+def test_a_launch_that_died_without_a_word(tmp_path, monkeypatch, capsys, kills, status, rows):
+    """As SIGKILL leaves it: no `exit.json`. If the kernel killed since, memory was the cause."""
+    monkeypatch.setattr(run, "REPEATS", -1)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, monkeypatch, [signal.SIGTERM, signal.SIGINT])
+    folder = tmp_path / "micro0" / "toy"
+    (folder / "exit.json").unlink()
+    begun = json.loads((folder / ".lock").read_text())
+    assert begun["micro_batch"] == 12 and begun["place"][-1] == os.getpid()
+    begun["kernel_kills"] -= kills
+    (folder / ".lock").write_text(json.dumps(begun))
+    with pytest.raises(UsageError, match="another configuration"):
+        toy.main(["--run", str(tmp_path), "--lr", "9"])  # another launch does not hide it
+    end = ending(tmp_path / "micro0")
+    assert (end["status"], end["step"], end["micro_batch"]) == (status, 3, 12)
+    monkeypatch.undo()
+    toy.main(["--run", str(tmp_path)])
+    said = capsys.readouterr()
+    assert f"the last launch ended without a word: {end['reason']}." in said.err
+    assert "resuming from" in said.out and ending(tmp_path / "micro0")["status"] == "done"
+    assert json.loads((folder / "checkpoints/step_8/state.json").read_text())["micro_batch"] == rows

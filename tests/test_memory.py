@@ -1,0 +1,55 @@
+"""What the machine has of memory, and what is said when it is too little."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ups import memory
+from ups.config import UsageError
+from ups.memory import GIB, free_memory, kernel_kills, require_memory
+from ups.train.deaths import Deaths, place
+from ups.train.step import is_out_of_memory
+
+
+def test_what_is_free_is_what_the_machine_or_the_group_says(tmp_path, monkeypatch):
+    real = free_memory()
+    assert 0 < real < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "memory.max").write_text("1000000")
+    (tmp_path / "memory.current").write_text("900000")
+    (tmp_path / "memory.stat").write_text("anon 500000\nfile 400000\n")  # may be given back
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_groups", lambda: [
+        (tmp_path, "memory.max", "memory.current", "file")])
+    assert free_memory() == 500000
+    (tmp_path / "memory.max").write_text("max")
+    assert free_memory() > 0.5 * real
+
+
+def test_too_much_is_refused_with_a_cure():
+    require_memory(1, "a batch", "lower it")
+    with pytest.raises(UsageError, match=r"a batch needs 9999.0 GiB of this machine's memory, and "
+                                         r"[\d.]+ GiB are free; lower --batch_size\."):
+        require_memory(9999 * GIB, "a batch", "lower --batch_size")
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_out_of_memory(caught.value)  # so that DDP splits the micro-batch on a CPU too
+
+
+@pytest.mark.parametrize("kills, words", [(0, ""), (1, ": the kernel killed it because the "
+                                                       "machine ran out of memory")])
+def test_a_death_is_told_with_its_signal(monkeypatch, kills, words):
+    """Rank 1 is a child; its status is there before we ask for it, as with a launcher."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    deaths = Deaths([place(), [*place()[:-1], child.pid], ["elsewhere", "", "", 1]])
+    assert deaths.story(0.01) == (False, "")
+    before = kernel_kills()
+    monkeypatch.setattr("ups.train.deaths.kernel_kills", lambda: before + kills)
+    os.kill(child.pid, signal.SIGKILL)
+    assert deaths.story(10) == (bool(kills), "rank 1 died by signal 9 (SIGKILL)" + words)
+    child.wait()
+    assert Path("/proc/vmstat").read_text().count("oom_kill ") == 1
