@@ -18,7 +18,6 @@ from ups.data.__main__ import main
 from ups.data.find import NoData, open_fields
 from ups.data.pdebench import open_pdebench
 from ups.data.solvers import SOLVERS
-from ups.data.validate import validate
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--samples", "8", "--grid", "16", "--frames", "13"]
@@ -41,9 +40,9 @@ def test_make_and_inspect(task, tmp_path, capsys):
     picture = tmp_path / "picture.png"
     assert main(["inspect", str(file.path), "--plot", str(picture)]) == 0
     text = capsys.readouterr().out
-    assert f": {task}, " in text and "axis x          16 points" in text
-    assert f"--tasks {task} --data {file.path}" in text
-    assert picture.stat().st_size > 10_000
+    assert f": {task}\n" in text and "axis x          16 points" in text
+    assert f"launch train_{'steady' if task == 'darcy2d' else 'operator'}.py --data" in text
+    assert picture.stat().st_size > 5_000
 
     # What is stored is what the solver gives for the same draw.
     solver = SOLVERS[task]
@@ -54,8 +53,8 @@ def test_make_and_inspect(task, tmp_path, capsys):
     assert file.params[0].tolist() == [job[key] for key in solver.PARAMS]
     if task != "darcy2d":
         assert fields.facts.dt == pytest.approx(job["t_end"] / 12)
-    assert fields.facts.boundary == ("closed" if task in ("darcy2d", "diffreact2d", "swe2d")
-                                    else "periodic")
+    walls = task in ("darcy2d", "diffreact2d", "swe2d")
+    assert {*fields.facts.boundary} == {"closed" if walls else "periodic"}
 
 
 def test_a_second_run_skips_and_other_settings_are_refused(tmp_path, capsys):
@@ -94,14 +93,13 @@ def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
     assert not torch.equal(read[0][0], read[0][4])  # another chunk, another generator
 
 
-def test_darcy_keeps_its_target(tmp_path, capsys):
+def test_darcy_keeps_its_target(tmp_path):
     for target in ("steady", "slice"):
         out = tmp_path / target
         main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(out)])
         path, = out.iterdir()
-        assert open_pdebench(path).attributes["target"] == target
-        main(["inspect", str(path)])
-        assert f"(target {target})" in capsys.readouterr().out
+        with h5py.File(path) as f:
+            assert json.loads(f.attrs["ups"])["target"] == target
 
 
 def test_values_that_the_published_name_leaves_out_make_files_of_their_own(tmp_path):
@@ -157,7 +155,7 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     refused(["make", "burgers1d", "--device", "gpu", *out], "--device gpu")
     refused(["make", "burgers1d", "--samples", 10**12, *out], r"needs .* GB but .* GB free")
     refused(["inspect", tmp_path / "none.h5"], "no such file")
-    refused(["validate", tmp_path / "none.h5"], "no such file")
+    assert main(["validate", str(tmp_path / "none.h5")]) == 1
     refused([], "required")
     assert not list(tmp_path.rglob("*.*5*"))
 
@@ -180,53 +178,6 @@ def test_a_solution_that_blows_up_is_not_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_validate_names_every_fault(tmp_path, capsys):
-    path = tmp_path / "a.hdf5"
-    u = by_hand.build("cns1d", path, samples=20)
-    assert main(["validate", str(path)]) == 0
-    assert capsys.readouterr().out == "1 file read whole: no fault found.\n"
-    with h5py.File(path, "r+") as f:
-        f["Vx"][3, 2, 5] = np.nan
-        f["Vx"][11, 4, 0] = np.inf
-        f["pressure"][...] = 7
-        f["density"][12], f["Vx"][12] = u[0, :, 0], u[0, :, 2]
-        f["t-coordinate"][3] = 0.25
-    assert main(["validate", str(path)]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"{path}: axis t does not increase evenly from frame 2 to 3 (1 to 0.25): "
-        "interpolate the fields first.",
-        f"{path}: sample 3 holds NaN or Inf, first at frame 2.",
-        f"{path}: sample 11 holds NaN or Inf, first at frame 4.",
-        f"{path}: channel pressure is constant (7).",
-        f"sample 12 of {path} (train) is sample 0 of {path} (test) again.",
-    ]
-
-
-def test_validate_finds_short_files_and_copies_between_files(tmp_path):
-    by_hand.build("burgers1d", tmp_path / "short.hdf5", frames=1, Nu=3.0)
-    short, = validate([tmp_path / "short.hdf5"])
-    assert "it has 1 frame; a trajectory needs two" in short
-    paths = [tmp_path / "a.hdf5", tmp_path / "b.hdf5"]
-    u = by_hand.build("burgers1d", paths[0], samples=20, seed=0, Nu=0.1)
-    by_hand.build("burgers1d", paths[1], samples=20, seed=1, Nu=0.2)
-    with h5py.File(paths[1], "r+") as f:
-        f["tensor"][0] = u[0, :, 0]  # same index, same split: no leak
-    assert validate(paths) == []
-    with h5py.File(paths[1], "r+") as f:
-        f["tensor"][1] = u[9, :, 0]
-    leak, = validate(paths)
-    assert leak.startswith(f"sample 1 of {paths[1]} (test) is sample 9 of {paths[0]} (")
-
-
-def test_validate_finds_unreadable_chunks(tmp_path):
-    path = tmp_path / "a.hdf5"
-    by_hand.build("burgers1d", path, samples=6)
-    by_hand.spoil(path, "tensor", 4)
-    fault, = validate([path])
-    assert fault.startswith(f"{path}: sample 4 cannot be read (")
-    refused(["inspect", path], "samples 0 to 5 cannot be read .*ups.data validate .* names them")
-
-
 def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_path):
     argv = [sys.executable, "-m", "ups.data", "make", "advection1d", "--grid", "1024", "--chunk",
             "16", "--samples", "100000", "--frames", "5", "--out", tmp_path]
@@ -240,7 +191,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_pa
     assert list(tmp_path.iterdir()) == [partial]
     with pytest.raises(NoData):
         open_fields("advection1d", tmp_path)
-    refused(["inspect", partial], "left by a run that was stopped")
+    refused(["inspect", partial], "no data that can be read")
     main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
     assert len(open_fields("advection1d", tmp_path)) == 8 and not partial.exists()
 

@@ -1,12 +1,13 @@
-"""Make, inspect and validate field files in the layouts of PDEBench.
+"""Make, inspect and validate data sets.
 
     python -m ups.data make burgers1d --preset small
-    python -m ups.data inspect data/1D_Burgers_Sols_Nu0.01.hdf5 --plot
+    python -m ups.data inspect mine.npz --axes "sample time x" --plot
     python -m ups.data validate data/*.hdf5
 """
 
 import argparse
 import shlex
+from types import SimpleNamespace
 
 from ups.config import Parser, command
 
@@ -20,10 +21,11 @@ Run it again and it skips the files that are complete. Samples x grid x frames o
 the default parameters (small burgers1d and ns2d: nu = 0.01):
 
 """
-INSPECT = """Say in words what a file holds, and how to train on it.
+INSPECT = """Say in words what data hold, whether they agree with what is said of them, what else
+could be said, and how to train on them.
 
-    python -m ups.data inspect data/1D_Burgers_Sols_Nu0.01.hdf5 --plot burgers.png"""
-VALIDATE = """Read files whole and tell every fault in a sentence; exit code 1 if there is one.
+    python -m ups.data inspect mine.npz --axes "sample time x" --plot"""
+VALIDATE = """Read data whole and tell every fault in a sentence; exit code 1 if there is one.
 
     python -m ups.data validate data/*.hdf5 data/*.h5"""
 
@@ -67,12 +69,16 @@ def parser():
     for name, tasks in owners.items():
         make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
 
-    inspect = commands.add_parser("inspect", description=INSPECT, help="one file in words")
-    inspect.add_argument("file", help="HDF5 in a layout of PDEBench")
+    inspect = commands.add_parser("inspect", description=INSPECT, help="data in words")
     inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
                          help="also draw a few trajectories [FILE with .png]")
     validate = commands.add_parser("validate", description=VALIDATE, help="find faults")
-    validate.add_argument("files", nargs="+", metavar="FILE", help="one data set, or several")
+    for which in (inspect, validate):
+        which.add_argument("data", nargs="+", metavar="DATA", help="files or folders")
+        which.add_argument("--axes", default="", help="names of an array's axes, as stored")
+        which.add_argument("--facts", default="", help="YAML file with what is true of the data")
+        which.add_argument("--tasks", nargs="+", default=(), help="which data sets, or what a "
+                              "file is that could be two things")
     return top
 
 
@@ -85,18 +91,14 @@ def main(argv=None):
         for path in make(**args):
             print(f"{path}: see python -m ups.data inspect {shlex.quote(str(path))}")
     elif name == "inspect":
-        from ups.data.describe import describe, plot
+        from ups.data.describe import inspect
 
-        path = args["file"]
-        print(describe(path))
-        if args["plot"] is not None:
-            print(f"Picture: {plot(path, args['plot'])}")
+        inspect(SimpleNamespace(**args), args["plot"])
     else:
-        from ups.data.validate import validate
+        from ups.data.describe import validate
 
-        faults = validate(args["files"])
-        count = len(args["files"])
-        print("\n".join(faults) or f"{count} file{'s' * (count > 1)} read whole: no fault found.")
+        faults = validate(SimpleNamespace(**args))
+        print("\n".join(faults) or "All of it was read: no fault found.")
         return 1 if faults else 0
     return 0
 

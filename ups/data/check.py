@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -26,89 +25,107 @@ SEAM = 2.0                  # a jump across the ends of a periodic axis, in jump
 MOVES = 1e-3                # a conserved mean, in rms of the channel: more than rounding
 
 
+class Look:
+    """At most 64 trajectories, of different samples, and the moments of channels and inputs.
+
+    At all points of their grid: a mean over some of them is not conserved.
+    """
+
+    def __init__(self, fields, indices):
+        self.fields = fields = copy.copy(fields)
+        self.facts = facts = replace(fields.facts, grid=fields.files[0].facts.grid)
+        fields.stride_x, fields.facts = 1, facts
+        order = np.random.default_rng(0).permutation(np.asarray(indices))
+        first = np.sort(np.unique(fields.sample[order], return_index=True)[1])
+        frame = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
+        self.rows = np.sort(order[first[:min(MOST, max(LEAST, READ // (2 * frame)))]])
+        count = min(32, max(2, READ // (frame * max(1, len(self.rows)))))
+        self.frames = slice(None, None, max(1, (facts.frames - 1) // (count - 1)))
+        if facts.steady:
+            self.frames = slice(1, None)
+
+        self.seen = moments(facts.channels, (self.read([row]) for row in self.rows))
+        self.given = moments(facts.inputs, (fields.inputs([row], self.frames).numpy()
+                                            for row in self.rows)) if facts.inputs else None
+
+    def read(self, rows):
+        """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
+        return self.fields.read(rows, self.frames).numpy()
+
+    def drift(self):
+        """For each channel, how far its mean moves, in rms of the channel."""
+        mean, scale = self.seen.mean, self.seen.scale
+        size = np.sqrt((np.square(scale) + np.square(mean).mean(1)).mean(0)) + 1e-30
+        return abs(mean - mean[:, :1]).max((0, 1)) / size
+
+
 def check_said(fields):
     """Refuse facts that the data contradict, each with its number."""
-    if found := contradictions(fields):
-        raise UsageError(f"{fields.files[0].path}: {' '.join(found)} Correct that in the file or "
-                         "by --facts, or --tasks where that says it.")
+    if found := " ".join(contradictions(Look(fields, fields.split("train")))):
+        raise UsageError(f"{fields.files[0].path}: {found} Correct that in the file or by "
+                         "--facts, or --tasks where that says it.")
 
 
-def contradictions(fields):
-    """A sentence for every fact that at most 64 trajectories of training contradict."""
-    fields = _whole(fields)
-    facts, found = fields.facts, []
-    rows = _chosen(fields, fields.split("train"))
-    seen, given = moments(_pieces(fields, rows)), None
-    if facts.inputs:
-        given = moments(fields.inputs(rows[k:k + 1], _frames(fields, rows)).numpy()
-                        for k in range(len(rows)))
-    for c, moved in enumerate(_drift(seen)):
-        if facts.channels[c] in facts.conserved and moved > MOVES:
-            found.append(f"The mean of {facts.channels[c]} is said to be conserved, but moves by "
-                         f"{moved:.2g} of its rms.")
-    for names, one in ((facts.channels, seen), (facts.inputs, given)):
-        for c, name in enumerate(names):
-            low, size = one.low[:, c].min(), abs(one.high[:, c]).max()
-            if name in facts.positive and low < -1e-5 * size:
-                found.append(f"{name} is said to be positive, but falls to {low:.3g}.")
-    for axis, jump in zip(facts.axes, seam(fields.files[0], range(fields.files[0].samples)),
-                          strict=True):
-        if facts.boundary[facts.axes.index(axis)] == "periodic" and jump > 1.5 * SEAM:
-            found.append(f"Axis {axis} is said to be periodic, but the jump across its ends is "
-                         f"{jump:.2g} times those inside; a last point that repeats the first "
-                         "must be left out.")
+def contradictions(look):
+    """Yield a sentence for every fact that the data contradict."""
+    facts, seen, given, n = look.facts, look.seen, look.given, len(look.rows)
+    place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
+    for name, moved in zip(facts.channels, look.drift(), strict=True):
+        if name in facts.conserved and moved > MOVES:
+            yield (f"The mean of {name} is said to be conserved, but moves by {moved:.2g} of its "
+                   "rms.")
+    for one in filter(None, (seen, given)):
+        for name, low, high in zip(one.names, one.low.min(0), one.high.max(0), strict=True):
+            if name in facts.positive and low < -1e-5 * abs(high):
+                yield f"{name} is said to be positive, but falls to {low:.3g}."
+    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(look.fields.files[0]),
+                                  strict=True):
+        if circle and jump > 1.5 * SEAM:
+            yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
+                   f"{jump:.2g} times those inside; a last point that repeats the first must be "
+                   "left out.")
     for axis in facts.shifts or ():
-        chance, share, c = shift_doubt(seen, k := facts.axes.index(axis))
-        if chance <= REFUSED and share > 0.05 and not (given and _uneven(given, k)):
-            found.append(f"Solutions are said to shift along {axis}, but averages of "
-                         f"{facts.channels[c]} over {len(rows)} trajectories depend on {axis} by "
-                         f"{100 * share:.2g} % of its spread.")
+        chance, share, name = shift_doubt(seen, place[axis])
+        if chance <= REFUSED and share > 0.05 and not (given and _uneven(given, place[axis])):
+            yield (f"Solutions are said to shift along {axis}, but averages of {name} over {n} "
+                   f"trajectories depend on {axis} by {100 * share:.2g} % of its spread.")
     for axis, odd in facts.mirrors:
-        k = facts.axes.index(axis) if axis else None
-        chance, share, c = mirror_doubt(seen, k, _places(odd, facts.channels))
-        if chance <= REFUSED and (not given or mirror_doubt(
-                given, k, _places(odd, facts.inputs))[0] > UNLIKELY):
-            found.append(f"Mirrors name {_mirror(axis, odd)}, but an average of "
-                         f"{facts.channels[c]} that it turns round has one sign in most of "
-                         f"{len(rows)} trajectories (mean {share:.2g} of rms; chance gives "
-                         f"{len(rows) ** -0.5:.2g}).")
-    u = next(_pieces(fields, rows))
+        chance, share, name = mirror_doubt(seen, place[axis], odd)
+        if chance <= REFUSED and not (
+                given and mirror_doubt(given, place[axis], odd)[0] <= UNLIKELY):
+            yield (f"Mirrors name {_mirror(axis, odd)}, but an average of {name} that it turns "
+                   f"round has one sign in most of {n} trajectories (mean {share:.2g} of rms; "
+                   f"chance gives {n ** -0.5:.2g}).")
+    some = look.rows[:16]
     if facts.linear and facts.shifts == facts.axes and not facts.inputs:
-        same = (fields.params(rows[:len(u)]) == fields.params(rows[:1])).all(1).numpy()
-        if (rest := nonlinear(u[same])) > 0.2:
-            found.append(f"The equation is said to be linear, but {100 * rest:.0f} % of a step is "
-                         "no linear map of the field.")
-    if facts.solenoidal:
-        for vector in facts.vectors:
-            if (rest := divergence(u, _places(vector, facts.channels), facts)) > 0.5:
-                found.append(f"{' '.join(vector)} is said to have no divergence, but it is "
-                             f"{rest:.2g} of the gradient.")
-    return found
+        same = (look.fields.params(some) == look.fields.params(some[:1])).all(1).numpy()
+        if (rest := nonlinear(look.read(some[same]))) > 0.2:
+            yield (f"The equation is said to be linear, but {100 * rest:.0f} % of a step is no "
+                   "linear map of the field.")
+    spacing = [(b - a) / n for (a, b), n in zip(facts.domain, facts.grid, strict=True)]
+    for vector in facts.vectors if facts.solenoidal else ():
+        u = look.read(some)[:, :, [facts.channels.index(name) for name in vector]]
+        if (rest := divergence(u, spacing)) > 0.5:
+            yield (f"{' '.join(vector)} is said to have no divergence, but it is {rest:.2g} of "
+                   "the gradient.")
 
 
-def proposals(fields):
-    """What the data support and nobody said: questions for who knows the equation."""
-    fields = _whole(fields)
-    facts, found = fields.facts, []
-    rows = _chosen(fields, fields.split("train"))
-    seen = moments(_pieces(fields, rows))
-    for name, moved, low in zip(facts.channels, _drift(seen), seen.low.min(0), strict=True):
+def proposals(look):
+    """Yield what the data support and nobody said: questions for who knows the equation."""
+    facts, seen = look.facts, look.seen
+    for name, moved, low in zip(facts.channels, look.drift(), seen.low.min(0), strict=True):
         if name not in facts.conserved and moved < 1e-5 and not facts.steady:
-            found.append(f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?")
+            yield f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?"
         if name not in facts.positive and low >= 0:
-            found.append(f"{name} is never below {low:.3g}: add positive = {name}?")
-    if len(rows) < 4 * LEAST or facts.inputs:
-        return found
+            yield f"{name} is never below {low:.3g}: add positive = {name}?"
     said = {axis for axis, _ in facts.mirrors}
-    for k, axis in enumerate(facts.axes):
-        for odd in itertools.chain.from_iterable(
-                itertools.combinations(facts.channels, n) for n in range(3)):
-            chance, share, _ = mirror_doubt(seen, k, _places(odd, facts.channels))
-            if axis not in said and chance > 0.1 and share:
-                found.append(f"the data do not contradict the {_mirror(axis, odd)}: add it to "
-                             "mirrors?")
+    for k, axis in enumerate(facts.axes if len(look.rows) >= 4 * LEAST else ()):
+        signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
+        for odd in signs if axis not in said and not facts.inputs else ():
+            chance, share, _ = mirror_doubt(seen, k, odd)
+            if chance > 0.1 and share:
+                yield f"the data do not contradict the {_mirror(axis, odd)}: add it to mirrors?"
                 break
-    return found
 
 
 def uses(facts):
@@ -120,28 +137,28 @@ def uses(facts):
     return "; ".join(said) or "no symmetry, nothing conserved"
 
 
-def seam(file, rows):
+def seam(file):
     """For each axis, jumps across its ends over jumps inside, of values and slopes; 1 is usual.
 
     Slopes, because two ends that are held at zero agree in value. Of the later half of at most 32
     trajectories, the upper quartile: a few have a shock there.
     """
-    rows, half = rows[::-(-len(rows) // 32)], file.facts.frames // 2
-    frames, kept = range(half, file.facts.frames, -(-(file.facts.frames - half) // 8)), []
-    for row in rows:
-        with suppress(UsageError):  # one that cannot be read is told by who needs it
-            u = file.read([row], frames)[0].astype(np.float64)
-            ratios = [_seam(np.moveaxis(u, axis, -1)) for axis in range(2, u.ndim)]
-            kept += [ratios] if np.isfinite(u).all() else []
+    half, kept = file.facts.frames // 2, []
+    frames = range(half, file.facts.frames, -(-(file.facts.frames - half) // 8))
+    for row in range(0, file.samples, -(-file.samples // 32)):
+        u = file.read([row], frames)[0].astype(np.float64)
+        if np.isfinite(u).all():
+            kept.append([_seam(np.moveaxis(u, axis, -1)) for axis in range(2, u.ndim)])
     return np.quantile(kept, 0.75, axis=0).tolist() if kept else [0.0] * len(file.facts.grid)
 
 
 def _seam(u):
-    ratios = []
+    """Of the last axis of u (T, C, .., L)."""
+    ratios, rest = [], (0, *range(2, u.ndim))
     for order in (1, 2) if u.shape[-1] > 3 else ():
         ends = np.diff(np.concatenate([u[..., -order:], u[..., :order]], -1), n=order)
-        size = np.maximum(u.std(axis=(0, *range(2, u.ndim)))**2, 1e-60)  # (C,)
-        across, inside = ((np.square(jump).mean((0, *range(2, u.ndim))) / size).sum()
+        size = np.maximum(u.std(axis=rest)**2, 1e-60)  # (C,)
+        across, inside = ((np.square(jump).mean(rest) / size).sum()
                           for jump in (ends, np.diff(u, n=order)))
         ratios.append(math.sqrt(across / (inside + 1e-30)))
     return max(ratios, default=0.0)
@@ -152,59 +169,14 @@ def shiftable(fields, indices, axes):
 
     Inputs shift along, so theirs may.
     """
-    rows = _chosen(fields, indices)
-    with suppress(UsageError):  # what cannot be read is told by who needs it
-        if len(rows) >= LEAST:
-            seen = moments(_pieces(fields, rows))
-            return [axis for axis in axes if not _uneven(seen, fields.facts.axes.index(axis))]
-    return []
-
-
-def _whole(fields):
-    """The same fields at all points of their grid: a mean over some of them is not conserved."""
-    whole = copy.copy(fields)
-    whole.stride_x, whole.facts = 1, replace(fields.facts, grid=fields.files[0].facts.grid)
-    return whole
-
-
-def _chosen(fields, indices):
-    """At most 64 of `indices`, of different samples: those of a family begin alike."""
-    indices = np.random.default_rng(0).permutation(np.asarray(indices))
-    first = np.unique(fields.sample[indices], return_index=True)[1]
-    size = 8 * len(fields.facts.channels) * math.prod(fields.facts.grid)  # of two frames
-    return np.sort(indices[np.sort(first)[:min(MOST, max(LEAST, READ // size))]])
-
-
-def _frames(fields, rows):
-    """At most 32 frames, evenly spaced, within READ; of a steady problem the solution."""
-    if fields.facts.steady:
-        return slice(1, None)
-    size = 4 * len(rows) * len(fields.facts.channels) * math.prod(fields.facts.grid)
-    count = min(32, max(2, READ // size))
-    return slice(None, None, max(1, (fields.facts.frames - 1) // (count - 1)))
-
-
-def _pieces(fields, rows):
-    """Yield u (n, T, C, *grid) of some trajectories, below 32 MB where one of them is."""
-    frames = _frames(fields, rows)
-    size = len(range(fields.facts.frames)[frames]) * 4 * len(fields.facts.channels)
-    step = max(1, 2**25 // (size * math.prod(fields.facts.grid)))
-    for k in range(0, len(rows), step):
-        yield fields.read(rows[k:k + step], frames).numpy()
+    if len(np.unique(fields.sample[np.asarray(indices)])) < LEAST:
+        return []
+    look = Look(fields, indices)
+    return [axis for axis in axes if not _uneven(look.seen, look.facts.axes.index(axis))]
 
 
 def _uneven(seen, axis):
     return shift_doubt(seen, axis)[0] <= UNLIKELY
-
-
-def _drift(seen):
-    """For each channel, how far its mean moves, in rms of the channel."""
-    size = np.sqrt((np.square(seen.scale) + np.square(seen.mean).mean(1)).mean(0)) + 1e-30
-    return abs(seen.mean - seen.mean[:, :1]).max((0, 1)) / size
-
-
-def _places(names, channels):
-    return [channels.index(name) for name in names if name in channels]
 
 
 def _mirror(axis, odd):

@@ -1,155 +1,190 @@
-"""`inspect`: one file in words, measured on at most 64 trajectories, and a picture of a few."""
+"""`inspect` says in words what data hold; `validate` reads all of them and names every fault."""
 
+import hashlib
+import math
 import shlex
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.check import SEAM, seam
-from ups.data.fields import SPLITS, Fields
-from ups.data.file import pieces
-from ups.data.pdebench import open_pdebench, uneven
+from ups.data.check import Look, contradictions, proposals, seam, uses
+from ups.data.fields import SPLITS
+from ups.data.file import UnreadableSamples, pieces
+from ups.data.find import fields_of, find, open_data, read_facts
 
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
+SHOWN = 10  # faults of one kind that are spelled out
 
 
-def describe(path):
-    """Everything a reader needs to know of a file, as text."""
-    file = open_pdebench(path)
-    task = file.facts
-    steady = task.steady
-    rows = np.unique(np.linspace(0, file.samples - 1, 64).astype(int))
-    lines = [("equation", task.equation),
-             ("parameters", ", ".join(f"{key} = {value:g}" for key, value in
-                        zip(task.params, file.params[0], strict=True))
-              or "none that differ between files"),
-             ("samples", f"{_count(file.samples)} of {', '.join(file.facts.channels)}: "
-                         f"{_splits(file, task)}")]
-    wrong = uneven(file)
-    if steady:
-        lines += [("time", "none: a is given, u is the answer")]
-    else:
-        start, stop = file.times[[0, -1]]
-        note = f"; training starts at frame {task.first_frame}" if task.first_frame else ""
-        lines += [("time", f"{file.facts.frames} frames, t = {start:g} to {stop:g}, dt = "
-                           f"{(stop - start) / max(1, file.facts.frames - 1):g}{note}"
-                           + (f"; it {wrong['t']}" if "t" in wrong else ""))]
-    for axis, (lo, hi), n in zip(task.axes, file.facts.domain, file.facts.grid, strict=True):
-        text = wrong.get(axis, f"spacing {(hi - lo) / n:g}")
-        lines += [(f"axis {axis}", f"{n} points in ({lo:g}, {hi:g}), {text}")]
-    lines += [("boundary", _boundary(file, task, rows))]
-    for name, text in zip(file.facts.channels, _ranges(file, rows), strict=True):
-        lines += [(f"channel {name}", text)]
+def inspect(source, picture=None):
+    """Print what `source` names, which has the flags of a script; draw where `picture` is a path.
 
-    size = file.path.stat().st_size / 1e6
-    script = "train_steady.py" if steady else "train_operator.py"
-    train = (f"Train on it: python {script} --tasks {file.facts.name} "
-             f"--data {shlex.quote(str(file.path))} --run runs/{file.facts.name}")
-    if not steady and file.facts.frames < task.first_frame + 2:
-        train = f"Too short to train on: that needs {task.first_frame + 2} frames."
+    An empty path is one beside the data.
+    """
+    flags = {name: getattr(source, name) for name in ("data", "axes", "facts", "tasks")}
+    flags = " ".join(f"--{name} {shlex.join([value] if isinstance(value, str) else value)}"
+                     for name, value in flags.items() if value)
+    for fields in open_data(source, make=False):
+        print(_describe(fields, flags))
+        if picture is not None:
+            path = fields.files[0].path
+            png = Path(picture or path.with_suffix(".png"))
+            if png.suffix != ".png" or png.resolve() == path.resolve():
+                raise UsageError(f"--plot {png}: name a file of its own that ends in .png.")
+            plot(fields, png)
+            print(f"picture: {png}")
+
+
+def _describe(fields, flags):
+    facts, files = fields.facts, fields.files
+    look, times = Look(fields, fields.split("train")), files[0].times
+    count = sum(file.samples for file in files)
+    sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
+    lines = [("equation", facts.equation)] if facts.equation else []
+    lines += [("parameters", ", ".join(
+        f"{name} = {scale.low:g}" + f" to {scale.high:g}" * (scale.high > scale.low)
+        for name, scale in zip(facts.params, facts.scales, strict=True)) or "none")]
+    lines += [("samples", f"{count:,} in {len(files)} file{'s' * (len(files) > 1)}: {sizes}"
+               + ", split in time" * fields.in_time)]
+    lines += [("time", "none: the fields answer the inputs" if facts.steady else
+               f"{facts.frames} frames, t = {times[fields.frames[0]]:g} to "
+               f"{times[fields.frames[-1]]:g}, dt = {facts.dt:g}"
+               + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))]
+    for axis, n, (low, high), kind, jump in zip(facts.axes, facts.grid, facts.domain,
+                                                facts.boundary, seam(files[0]), strict=True):
+        lines += [(f"axis {axis}", f"{n} points in ({low + 0:g}, {high:g}), spacing "
+                   f"{(high - low) / n:g}, {kind}: the jump across its ends is {jump:.2f} times "
+                   "those inside")]
+    for what, seen in (("channel", look.seen), ("input", look.given)):
+        for c, name in enumerate(seen.names if seen else ()):
+            mean = seen.mean[..., c]
+            std = np.sqrt(np.square(seen.scale[:, c]).mean() + mean.mean(1).var())
+            lines += [(f"{what} {name}", f"{seen.low[:, c].min():.4g} to "
+                       f"{seen.high[:, c].max():.4g}, mean {mean.mean():.4g}, std {std:.4g} "
+                       f"(of {len(look.rows)} trajectories)")]
+    lines += [("is used", uses(facts))]
+    wrong = list(contradictions(look))
+    lines += [("WRONG", sentence) for sentence in wrong]
+    lines += [("you may say", sentence) for sentence in proposals(look)]
+    run = next(run for run in (Path(f"runs/{facts.name}{k}") for k in ("", *range(2, 1000)))
+               if not run.exists())
+    script = "train_steady.py" if facts.steady else "train_operator.py"
+    last = ("Correct that first, in the file or by --facts." if wrong else
+            f"Train on it: accelerate launch {script} {flags} --run {shlex.quote(str(run))}")
     width = max(16, *(len(name) + 2 for name, _ in lines))
-    return "\n".join([f"{file.path}: {file.facts.name}, {size:,.1f} MB"]
-                     + [f"  {name:{width}s}{text}" for name, text in lines]
-                     + [train])
+    return "\n".join([f"{files[0].path}: {facts.name}",
+                      *(f"  {name:{width}s}{text}" for name, text in lines), last])
 
 
-def _count(n):
-    return f"{n:,} trajector{'y' if n == 1 else 'ies'}"
-
-
-def _splits(file, task):
-    try:
-        fields = Fields([file])
-        sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
-        return f"{sizes} "
-    except UsageError as error:
-        return str(error)
-
-
-def _boundary(file, task, rows):
-    """The boundary that the layout implies, and what the values say of it."""
-    ratios = seam(file, rows)
-    shown = " and ".join(f"{r:.2f}" for r in ratios)
-    jumps = f"the jump across the seam is {shown} times the jumps inside"
-    apart = max(ratios) > SEAM
-    verdict = {("periodic", False): "as between neighbours", ("periodic", True): "NOT periodic",
-               ("closed", True): "the ends do not touch",
-               ("closed", False): "which alone could also be a period"}[
-                   file.facts.boundary[0] or "closed", apart]
-    return f"{' '.join(file.facts.boundary)}; {jumps} along {' and '.join(task.axes)}, {verdict}"
-
-
-def _ranges(file, rows):
-    low, high, total, square, count = np.inf, -np.inf, 0.0, 0.0, 0
-    frames = range(file.facts.frames)[1 if file.facts.steady else 0:]  # (a, 0): no u
-    size = 4 * len(file.facts.channels) * int(np.prod(file.facts.grid))
-    for i, k in pieces(len(rows), len(frames), size):
-        u = file.read(rows[i], frames[k])
-        axes = (0, 1, *range(3, u.ndim))
-        low, high = np.minimum(low, u.min(axes)), np.maximum(high, u.max(axes))
-        total, square = total + u.sum(axes, np.float64), square + np.square(u).sum(axes, np.float64)
-        count += u.size // u.shape[2]
-    std = np.sqrt(np.maximum(square / count - (total / count) ** 2, 0))
-    for stats in zip(low, high, total / count, std, strict=True):
-        text = "{:.4g} to {:.4g}, mean {:.4g}, std {:.4g}".format(*stats)
-        yield f"{text} (of {_count(len(rows))})"
-
-
-def plot(path, png):
-    """Draw a few trajectories to `png`, or beside the file; the panels of a row share colours."""
-    png = Path(png or Path(path).with_suffix(".png"))
-    if png.resolve() == Path(path).resolve() or png.suffix not in PICTURES:
-        raise UsageError(f"--plot {png}: give a file of its own that ends in "
-                         f"{', '.join(PICTURES)}.")
+def plot(fields, png):
+    """Draw each channel in a row: four trajectories over (x, t), or five frames of the first."""
     from matplotlib.figure import Figure
 
-    file = open_pdebench(path)
-    task, dim = file.facts, len(file.facts.grid)
-    overview = dim == 1 or task.layout == "steady"  # one panel shows a whole trajectory
-    count = 4 if overview else max(1, 4 // len(file.facts.channels))
-    rows = np.unique(np.linspace(0, file.samples - 1, count).astype(int))
-    first = 0 if overview else min(task.first_frame, file.facts.frames - 1)
-    frames = np.unique(np.linspace(first, file.facts.frames - 1, 5).astype(int))
-    panels = {}  # label of a row -> {title: image}
-    for row in rows:
-        for c, name in enumerate(file.facts.channels):
-            if overview:
-                u = file.read([row])[0, :, c]
-                panels.setdefault(name, {})[f"sample {row}"] = u.T if dim == 1 else u[-1]
-                continue
-            u = [file.read([row], range(k, k + 1))[0, 0, c] for k in frames]
-            u = [v[..., v.shape[-1] // 2] if dim == 3 else v for v in u]  # the middle plane
-            panels[f"{name}, sample {row}"] = {f"t = {t:.3g}": v for t, v in
-                                               zip(file.times[frames], u, strict=True)}
+    facts, times = fields.facts, fields.files[0].times[fields.frames.start:]
+    if len(facts.grid) == 1:
+        panels = {f"trajectory {row}": fields.read([row]).numpy()[0].swapaxes(0, 1)
+                  for row in range(min(4, len(fields)))}
+    else:
+        step = slice(int(facts.steady), None, max(1, (facts.frames - 1) // 4))
+        u = fields.read([0], step).numpy()[0]
+        u = u[:, :, u.shape[2] // 2] if len(facts.grid) == 3 else u  # the middle plane
+        panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=False)}
+    figure = Figure((2.2 * len(panels) + 1, 2.2 * len(facts.channels) + 0.4), layout="compressed")
+    grid = figure.subplots(len(facts.channels), len(panels), squeeze=False)
+    for c, name in enumerate(facts.channels):
+        values = np.stack([u[c] for u in panels.values()])
+        for axis, (title, u) in zip(grid[c], panels.items(), strict=True):
+            shown = axis.imshow(u[c], origin="lower", aspect="auto", vmin=values.min(),
+                                vmax=values.max())
+            axis.set(title=title if c == 0 else "", xticks=[], yticks=[])
+        figure.colorbar(shown, ax=grid[c].tolist(), label=name)
+    figure.savefig(png, dpi=130)
 
-    columns = len(next(iter(panels.values())))
-    fig = Figure((2.1 * columns + 1, 2.1 * len(panels) + 0.6), layout="compressed")
-    axes = fig.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True)
-    for line, (label, images) in zip(axes, panels.items(), strict=True):
-        low, high = min(v.min() for v in images.values()), max(v.max() for v in images.values())
-        style = {"vmin": low, "vmax": high, "cmap": "viridis"}
-        if low < -0.1 * high and high > -0.1 * low:  # both signs: zero is white
-            style = {"vmin": -max(-low, high), "vmax": max(-low, high), "cmap": "RdBu_r"}
-        if dim == 1:
-            style |= {"extent": (*file.times[[0, -1]], *file.facts.domain[0]), "aspect": "auto"}
-        for ax, (title, image) in zip(line, images.items(), strict=True):
-            shown = ax.imshow(image, origin="lower", interpolation="nearest", **style)
-            if line[0] is axes[0, 0]:
-                ax.set_title(title, fontsize=10)
-            if dim > 1:
-                ax.set(xticks=[], yticks=[])
-        line[0].set_ylabel("x" if dim == 1 else label)
-        fig.colorbar(shown, ax=line.tolist(), aspect=18, label=label if dim == 1 else "")
-    if dim == 1:
-        fig.supxlabel("t", fontsize=10)
-    fig.get_layout_engine().set(w_pad=0.08)
-    params = "".join(f", {key} = {value:g}" for key, value in
-                     zip(file.facts.params, file.params[0], strict=True))
-    fig.suptitle(f"{file.facts.name}{params}", fontsize=12)
-    try:
-        png.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(png, dpi=130)
-    except OSError as error:
-        raise UsageError(f"--plot {png} cannot be written ({error}).") from None
-    return png
+
+def validate(source):
+    """Read everything, in bounded pieces: the faults of files, of facts, and between splits."""
+    faults, sets = [], defaultdict(list)
+    for path in source.data:
+        try:
+            found = find((path,), source.tasks, source.axes, read_facts(source.facts))
+        except UsageError as error:
+            faults.append(str(error))
+        else:
+            for name, files in found.items():
+                sets[name] += files
+    for name, files in sets.items():
+        digests = {}  # of trajectories: {(path, row): fingerprint}
+        wrong = [f"{file.path}: {fault}" for file in files for fault in _read_all(file, digests)]
+        try:
+            if not wrong:
+                fields = fields_of(name, files)
+                wrong = _twice(fields, digests) + [
+                    f"{files[0].path}: {sentence}" for sentence in contradictions(
+                        Look(fields, fields.split("train")))]
+        except UsageError as error:
+            wrong = [str(error)]
+        faults += wrong
+    return faults
+
+
+def _read_all(file, digests):
+    """Faults of one file; adds the fingerprints of its trajectories to `digests`."""
+    facts, faults, unread = file.facts, [], {}
+    prints = [hashlib.blake2b(digest_size=16) for _ in range(file.samples)]
+    for names, frames in ((facts.channels, facts.frames),
+                          (facts.inputs, facts.frames if facts.inputs_vary else 1)):
+        low, high, holes = np.inf, -np.inf, defaultdict(float)  # holes: share of each sample's
+        always, ever = True, False  # .. values, and at which points
+        for row, u in _rows(file, names, frames, unread) if names else ():
+            prints[row].update(np.ascontiguousarray(u))
+            bad, rest = ~np.isfinite(u), (0, *range(2, u.ndim))
+            if bad.any():
+                holes[row] += bad.sum() / (frames * bad[0].size)
+            always, ever = always & bad.all(0), ever | bad.any(0)
+            low, high = np.fmin(low, np.fmin.reduce(u, rest)), np.fmax(
+                high, np.fmax.reduce(u, rest))
+        if holes:
+            first, cure = min(holes), "not always at the same points: leave those samples out."
+            if np.array_equal(always, ever):
+                cure = ("always at the same points: fill them, and add a channel that marks them "
+                        "to `inputs`.")
+            faults.append(f"NaN or Inf in {len(holes)} of {file.samples} samples, first in "
+                          f"{first}, {100 * holes[first]:.3g} % of its values, {cure}")
+        faults += [f"{name} is constant ({value:g})." for name, value, same in zip(
+            names, np.atleast_1d(low), np.atleast_1d(low == high), strict=False) if same]
+    digests.update({(file.path, row): one.digest() for row, one in enumerate(prints)
+                    if row not in unread})
+    return faults + _some([f"sample {row} cannot be read ({why})." for row, why in unread.items()])
+
+
+def _rows(file, names, frames, unread):
+    """Yield (row, u (T, C, *grid)) in pieces; where one fails, row by row, so as to name it."""
+    for rows, span in pieces(file.samples, frames, 4 * len(names) * math.prod(file.facts.grid)):
+        rows, span = range(file.samples)[rows], range(frames)[span]
+        try:
+            yield from zip(rows, file.read(rows, span, 1, names), strict=True)
+        except UnreadableSamples:
+            for row in rows:
+                try:
+                    yield row, file.read([row], span, 1, names)[0]
+                except UnreadableSamples as error:
+                    unread[row] = error.why
+
+
+def _twice(fields, digests):
+    """Trajectories that are in two splits."""
+    split = {(fields.files[fields.owner[i]].path, int(fields.row[i])): name for name in SPLITS
+             for i in fields.split(name)}
+    first, faults = {}, []
+    for (path, row), digest in digests.items() if not fields.in_time else ():
+        where = split[path, row], f"sample {row} of {path}"
+        other = first.setdefault(digest, where)
+        if other[0] != where[0]:
+            faults.append(f"{where[1]} ({where[0]}) is {other[1]} ({other[0]}) again.")
+    return _some(faults)
+
+
+def _some(faults):
+    more = len(faults) - SHOWN
+    return faults[:SHOWN] + ([f"and {more} more of this kind."] if more > 0 else [])

@@ -23,7 +23,6 @@ from ups.data.file import pieces
 
 SPLITS = ("train", "fit", "val", "test")
 CUTS = 40  # pieces in time of a long trajectory that is split for itself
-LOOKED_AT = 64  # trajectories on which what a file does not say is tested
 
 
 class Fields:
@@ -101,12 +100,9 @@ class Fields:
     def _tested(self, facts):
         """The facts with what the files do not say of boundary and shifts, by tests on the data."""
         said = "by the data"
-        look = self.split("train")
-        look = look[:: -(-len(look) // LOOKED_AT)]
         self.facts = facts
         if "" in facts.boundary:
-            jumps = seam(self.files[0], range(0, self.files[0].samples,
-                                              1 + self.files[0].samples // 32))
+            jumps = seam(self.files[0])
             facts = replace(facts, boundary=tuple(
                 kind or ("periodic" if jump < SEAM else "closed")
                 for kind, jump in zip(facts.boundary, jumps, strict=True)))
@@ -118,7 +114,8 @@ class Fields:
         if facts.shifts is None:
             circles = [axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
                        if circle]
-            free = shiftable(self, look, circles) if circles and not facts.steady else ()
+            free = (shiftable(self, self.split("train"), circles)
+                    if circles and not facts.steady else ())
             facts = replace(facts, shifts=tuple(free))
         return facts
 

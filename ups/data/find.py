@@ -40,13 +40,13 @@ def open_data(cfg, make=True):
     """The data sets that a configuration names, in order, as `Fields`."""
     strides = {"stride_x": getattr(cfg, "stride_x", 1), "stride_t": getattr(cfg, "stride_t", 1)}
     found = find(cfg.data, cfg.tasks, cfg.axes, read_facts(cfg.facts), make)
-    return [_fields(name, files, **strides) for name, files in found.items()]
+    return [fields_of(name, files, **strides) for name, files in found.items()]
 
 
 def open_fields(task, root="data", stride_x=1, stride_t=1):
     """One data set by name in a folder or file."""
     (name, files), = find((root,), (task,), make=False).items()
-    return _fields(name, files, stride_x=stride_x, stride_t=stride_t)
+    return fields_of(name, files, stride_x=stride_x, stride_t=stride_t)
 
 
 def names_of(cfg):
@@ -172,7 +172,7 @@ def _as_one(file):
     return {files[0].facts.name: files}
 
 
-def _fields(name, files, **strides):
+def fields_of(name, files, **strides):
     for file in files:
         for axis, what in uneven(file).items():
             raise UsageError(f"{file.path}: axis {axis} {what}.")

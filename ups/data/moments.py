@@ -20,6 +20,7 @@ MODES = 32  # of profiles along an axis: the longest waves
 class Moments:
     """Averages over each of n trajectories: all that the tests need."""
 
+    names: tuple       # of the channels
     mean: np.ndarray   # (n, T, C) over space
     scale: np.ndarray  # (n, C) standard deviation
     low: np.ndarray    # (n, C)
@@ -28,13 +29,18 @@ class Moments:
     pairs: tuple       # for each axis (n, 3, C, C): v v, v v_x, v_t v_x
     cubes: tuple       # for each axis (n, 3, C): v^3, v_x^3, v v_t v_x
 
+    @property
+    def size(self):
+        """The standard deviation of each channel in all trajectories (C,)."""
+        return np.sqrt(np.square(self.scale).mean(0)) + 1e-30
 
-def moments(pieces):
+
+def moments(names, pieces):
     """Reduce pieces (n, T, C, *grid) of whole trajectories."""
     parts = [_moments(np.asarray(u, np.float64)) for u in pieces]
-    return Moments(*(tuple(map(np.concatenate, zip(*many, strict=True)))
-                     if isinstance(many[0], tuple) else np.concatenate(many)
-                     for many in zip(*parts, strict=True)))
+    return Moments(names, *(
+        tuple(map(np.concatenate, zip(*many, strict=True))) if isinstance(many[0], tuple)
+        else np.concatenate(many) for many in zip(*parts, strict=True)))
 
 
 def _moments(u):
@@ -49,8 +55,7 @@ def _moments(u):
         w, w_t = (np.moveaxis(x, axis, -1) for x in (middle, change))
         w, w_t, w_x = w[..., 1:-1], w_t[..., 1:-1], (w[..., 2:] - w[..., :-2]) / 2
         pairs.append(np.stack([_products(w, w), _products(w, w_x), _products(w_t, w_x)], 1))
-        cubes.append(np.stack([x.mean(every) for x in
-                               (w * w * w, w_x * w_x * w_x, w * w_t * w_x)], 1))
+        cubes.append(np.stack([x.mean(every) for x in (w**3, w_x**3, w * w_t * w_x)], 1))
     return (u.mean(every[1:]), v.std(every), u.min(every), u.max(every), tuple(profiles),
             tuple(pairs), tuple(cubes))
 
@@ -63,21 +68,17 @@ def _products(a, b):
 
 def shift_doubt(seen, axis):
     """(probability of chance, by which share averages vary along an axis, of which channel)."""
-    p = np.moveaxis(seen.profiles[axis], 0, 1)  # (F, n, C, L)
-    size = np.sqrt(np.square(seen.scale).mean(0)) + 1e-30
-    size = np.stack([size, size**2, p[2].mean((0, 2)) + 1e-30])[:, None, :, None]
-    n, length = p.shape[1], p.shape[-1]
+    p = seen.profiles[axis]  # (n, F, C, L)
+    size = np.stack([seen.size, seen.size**2, p[:, 2].mean((0, 2)) + 1e-30])[..., None]
     modes = np.fft.rfft(p / size, norm="forward")[..., 1:MODES + 1]
-    moves = np.random.default_rng(0).integers(length, size=(COPIES + 1, n))
+    k = np.arange(1, modes.shape[-1] + 1)[:, None, None]
+    moves = np.random.default_rng(0).integers(p.shape[-1], size=(COPIES + 1, len(p)))
     moves[0] = 0  # the data themselves
-    found = []
-    for k in range(modes.shape[-1]):
-        x = np.moveaxis(modes[..., k], 1, 0).reshape(n, -1)  # (n, F * C)
-        found.append(_alike(x, np.exp(-2j * np.pi * (k + 1) / length * moves)))
-    chance, best = _stands_out(np.concatenate(found, 1))
-    k, place = divmod(best, found[0].shape[1])
-    f, c = divmod(place, seen.scale.shape[1])
-    return chance, 2 * abs(modes[f, :, c, k].mean()), c
+    x = modes.transpose(3, 0, 1, 2).reshape(len(k), len(p), -1)
+    values = _alike(x, np.exp(-2j * np.pi / p.shape[-1] * k * moves))  # (K, R, F * C)
+    chance, best = _stands_out(values.swapaxes(0, 1).reshape(len(moves), -1))
+    k, f, c = np.unravel_index(best, (len(k), *p.shape[1:3]))
+    return chance, 2 * abs(modes[:, f, c, k].mean()), seen.names[c]
 
 
 def mirror_doubt(seen, axis, odd):
@@ -86,11 +87,10 @@ def mirror_doubt(seen, axis, odd):
     Of what it turns round, either sign must be as frequent.
     """
     a, turn = axis or 0, 1 if axis is None else -1
-    sign = np.where(np.isin(np.arange(seen.scale.shape[1]), odd), -1.0, 1.0)  # (C,)
-    size = np.sqrt(np.square(seen.scale).mean(0)) + 1e-30
+    sign = np.array([-1.0 if name in odd else 1.0 for name in seen.names])
     p, found = seen.profiles[a], []
-    for f, signs in enumerate((sign, sign**2, sign**2)):
-        unit = size if f == 0 else size**2 if f == 1 else p[:, 2].mean((0, 2)) + 1e-30
+    for f, signs, unit in ((0, sign, seen.size), (1, sign**2, seen.size**2),
+                           (2, sign**2, p[:, 2].mean((0, 2)) + 1e-30)):
         change = (p[:, f] - signs[:, None] * p[:, f, :, ::turn]) / unit[:, None]
         modes = np.fft.rfft(change, norm="forward")[..., :MODES // 4]
         found += [(part[:, c], c) for part in (modes.real, modes.imag) for c in range(len(sign))]
@@ -105,13 +105,13 @@ def mirror_doubt(seen, axis, odd):
     signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(COPIES + 1, len(x)))
     signs[0] = 1
     chance, best = _stands_out(values := _alike(x, signs))
-    return chance, math.sqrt(values[0, best] / len(x)), int(owners[best])
+    return chance, math.sqrt(values[0, best] / len(x)), seen.names[owners[best]]
 
 
 def _alike(x, turns):
     """|sum of x|^2 / sum of |x|^2 over n trajectories of x (n, J), for each of `turns` (R, n)."""
     floor = 1e-6 * len(x)  # averages below a thousandth of the spread say nothing
-    return abs(turns @ x)**2 / (np.square(abs(x)).sum(0) + floor)
+    return abs(turns @ x)**2 / (np.square(abs(x)).sum(-2, keepdims=True) + floor)
 
 
 def _stands_out(values):
@@ -134,14 +134,12 @@ def nonlinear(u):
     return float(np.linalg.norm(rest) / (np.linalg.norm(b - a) + 1e-30))
 
 
-def divergence(u, channels, facts):
-    """Rms of the divergence of components u[:, :, channels] over that of their gradient."""
-    total, square, inside = 0.0, 0.0, (..., *[slice(1, -1)] * len(facts.grid))
-    for axis, c in enumerate(channels):
-        low, high = facts.domain[axis]
-        for other, n in enumerate(facts.grid):
-            h = (facts.domain[other][1] - facts.domain[other][0]) / n
-            slope = np.gradient(u[:, :, c], h, axis=2 + other)[inside]
-            square += np.square(slope).mean()
-            total = total + slope if other == axis else total
+def divergence(u, spacing):
+    """Rms of the divergence of a vector u (n, T, axes, *grid) over that of its gradient."""
+    inside = (..., *[slice(1, -1)] * len(spacing))
+    slopes = [np.gradient(u[:, :, k], *spacing, axis=range(2, u.ndim - 1))
+              for k in range(len(spacing))]
+    slopes = [[one[inside] for one in np.reshape(of, (-1, *u[:, :, 0].shape))] for of in slopes]
+    total = sum(of[k] for k, of in enumerate(slopes))
+    square = sum(np.square(one).mean() for of in slopes for one in of)
     return float(np.sqrt(np.square(total).mean() / (square + 1e-30)))
