@@ -96,7 +96,7 @@ def main(argv=None):
                              "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
-        latents = open_latents(accelerator, cfg, "train", early=1, folder=run.folder / "start",
+        latents = open_latents(accelerator, cfg, "train", folder=run.folder / "start",
                                components="all")  # lossless tokens: fields, by memory map
         task, = latents.tasks
         sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)

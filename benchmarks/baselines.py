@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.budget import MOMENTS, TIMED, VAL, WARMUP, chunk_steps, step_seconds, steps_within
 from benchmarks.fno import FNO, FNOConfig
 from benchmarks.unet import UNet, UNetConfig
-from ups.cache.windows import EARLY, starts_of
+from ups.cache.windows import starts_of
 from ups.config import check, parse
 from ups.data.augment import moved
 from ups.data.find import open_fields
@@ -163,7 +163,7 @@ def train_baseline(cell, folder):
     optimizer = Muon(model, cfg.lr, rms=cfg.rms, weight_decay=cfg.weight_decay)
     ema = EMA(model, cfg.ema, compile=cuda)
     noise = torch.tensor(cfg.noise, device=device)
-    starts = starts_of(u.shape[1] - 1, EARLY).to(device)
+    starts = starts_of(u.shape[1] - 1).to(device)
 
     def loss_of():
         row = torch.randint(len(u), (cfg.batch_size,), device=device)

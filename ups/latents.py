@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ups.cache.store import Cache, build_cache
-from ups.cache.windows import EARLY, LatentWindows
+from ups.cache.windows import LatentWindows
 from ups.config import UsageError
 from ups.data.augment import moved, symmetries
 from ups.data.check import check_said, uses
@@ -191,14 +191,14 @@ def check_codec(cfg):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
 
 
-def open_latents(accelerator, cfg, split, length=1, early=EARLY, **codec):
+def open_latents(accelerator, cfg, split, length=1, **codec):
     """The `tasks` of `cfg`, `windows` of their latents to train on, and their `lineage`.
 
-    `length` and `early` are those of LatentWindows. `codec` may override where a codec
-    is and how it is fitted: `folder`, `components`. Every rank calls, and gets any failure.
+    `length` is that of LatentWindows. `codec` may override where a codec is and how it is fitted:
+    `folder`, `components`. Every rank calls, and gets any failure.
     """
     tasks, device = open_tasks(accelerator, cfg, split, **codec), accelerator.device
-    windows = LatentWindows([task.cache for task in tasks], length, early)
+    windows = LatentWindows([task.cache for task in tasks], length)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
         if size < min(RESIDENT, torch.cuda.mem_get_info(device)[0] / 4):
@@ -246,8 +246,7 @@ def _open_task(accelerator, cfg, fields, split, folder=None, components=None):
                          "has been trained with it, remove it.")
     codec.to(accelerator.device)
     cache = split and build_cache(
-        accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark,
-        rebuild=getattr(cfg, "rebuild", False))
+        accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark)
     return TaskLatents(fields.facts, codec, mark, fields, cache)
 
 

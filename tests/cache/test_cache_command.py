@@ -30,7 +30,7 @@ def test_ls_says_whose_a_cache_is(caches, capsys):
     assert "float32 30 x 9 x 4 x 3" in lines[caches[0].name]
     assert "runs/a/codec/burgers1d" in lines[caches[0].name]
     assert "codec error" in lines[caches[0].name]
-    assert "shard-00000.safetensors is missing" in lines[caches[1].name]
+    assert "shard-00000.safetensors has 0 bytes" in lines[caches[1].name]
     assert "is no complete cache" in lines["burgers1d-val-0123456789abcdef"]
     assert "3 caches" in lines["3"]
 
@@ -39,10 +39,9 @@ def test_verify_reads_every_byte(caches, capsys):
     assert main(["verify"]) == 0
     path = caches[1] / "shard-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert main(["verify"]) == 1 and main(["verify", str(caches[0])]) == 0
-    shown = capsys.readouterr().out
-    assert "shard-00000.safetensors has changed" in shown
-    assert "build --task burgers1d --split train --cache cache --rebuild`" in shown
+    assert main(["verify"]) == 1
+    assert (f"{path.name} has changed since it was written: delete cache/{caches[1].name}, and"
+            in capsys.readouterr().out)
 
 
 def test_gc_removes_only_what_no_codec_can_read(caches, capsys):
@@ -85,10 +84,10 @@ def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp
     Path("runs/a").rename(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="no codec at all below --runs runs, so nothing"):
         main(["gc", "--yes"])
-    with pytest.raises(UsageError, match="--components foo: it is auto, all or a number"):
-        main(["build", "--components", "foo"])
-    with pytest.raises(UsageError, match="--runs none is no folder"):
+    with pytest.raises(UsageError, match="no codec at all below --runs none"):
         main(["gc", "--yes", "--runs", "none"])
+    with pytest.raises(UsageError, match="--run none: no operator has been begun there"):
+        main(["build", "--run", "none"])
     Path("runs/sweep").mkdir()
     Path("runs/sweep/a").symlink_to(tmp_path / "elsewhere")
     config = Path("runs/sweep/a/codec/burgers1d/model/config.json")
@@ -105,7 +104,7 @@ def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp
 def test_an_unknown_word_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("ls", "gc", "build"):
-        with pytest.raises(UsageError, match=f"{name} takes no folder .extra."):
+        with pytest.raises(UsageError, match="'extra' belongs to no flag"):
             main([name, "extra"])
     for name in ("ls", "gc", "verify"):
         with pytest.raises(UsageError, match="--cache cache: there is no such folder"):

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -31,9 +32,9 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(store, "SHARD_BYTES", 2000)  # eight shards
 
 
-def build(root, pause=0.0, **options):
+def build(root, pause=0.0):
     fields = FormulaFields(pause=pause)
-    return build_cache(OneRank(), MatrixCodec(), fields, "train", root, **options), fields.reads
+    return build_cache(OneRank(), MatrixCodec(), fields, "train", root), fields.reads
 
 
 def child(root, pause, started, result=None):
@@ -109,11 +110,12 @@ def test_the_lock_goes_with_its_process(tmp_path):
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, room, name):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if name == "manifest.json":  # shards fit, the manifest does not
-        store.SHARD_BYTES, room = 500, len(contents(build(tmp_path)[0].folder)[name]) - 1
+        store.SHARD_BYTES, room = 500, len(contents(whole := build(tmp_path)[0].folder)[name]) - 1
+        shutil.rmtree(whole)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
         with pytest.raises(UsageError, match=f"{name} .* cannot be written .File too large.: make"):
-            build(tmp_path, rebuild=True)
+            build(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     folder, = [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -1,7 +1,6 @@
 """A cache holds what the codec says, under a key of all that it depends on, by memory map."""
 
 import json
-import pickle
 import shutil
 import struct
 
@@ -10,7 +9,7 @@ import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
 
 from ups.cache import store
-from ups.cache.store import DTYPES, build_cache, cache_key, open_cache, verify
+from ups.cache.store import DTYPES, build_cache, open_cache, verify
 from ups.config import UsageError
 
 
@@ -73,7 +72,7 @@ def test_a_second_call_reads_no_field_and_another_key_is_another_folder(tmp_path
     folders += [build(tmp_path, dtype="float16").folder, build(tmp_path, split="val").folder,
                 build(tmp_path, fingerprint="g" * 64).folder, first.folder]
     assert len(set(folders)) == 7
-    assert first.folder.name == f"burgers1d-train-{cache_key(first.manifest['identity'])}"
+    assert first.folder.name == f"burgers1d-train-{first.manifest['key']}"
 
 
 def test_wrong_use_is_a_sentence(tmp_path):
@@ -106,8 +105,6 @@ def test_tensors_are_mapped_files_and_cost_no_memory(tmp_path, monkeypatch):
     with open("/proc/self/maps") as file:
         spans = [line.split()[0].split("-") for line in file if line.rstrip().endswith(path)]
     assert any(int(low, 16) <= start < int(high, 16) for low, high in spans)
-    assert len(pickle.dumps(cache)) < 1000
-    assert torch.equal(pickle.loads(pickle.dumps(cache)).z[0], cache.z[0])
 
 
 def test_a_shard_is_a_header_and_plain_numbers(tmp_path):
@@ -176,38 +173,36 @@ def no_mapping(folder):
 @pytest.mark.parametrize("damage, sentence", [
     (truncated, r"shard-00001.safetensors has \d+ bytes instead of \d+"),
     (foreign, "shard-00001.safetensors belongs to another codec or data"),
-    (missing, "shard-00001.safetensors is missing"),
+    (missing, "shard-00001.safetensors has 0 bytes instead of"),
     (header, "shard-00001.safetensors is damaged"),
-    (other_version, "manifest.json is of version 99, this code reads version 1"),
+    (other_version, "manifest.json is of version 99, this code reads 1"),
     (other_manifest, "manifest.json belongs to another codec or data"),
     (cut_manifest, "manifest.json is damaged"),
     (flipped_manifest, "manifest.json is damaged"),
     (no_mapping, "manifest.json is damaged"),
 ])
-def test_damage_is_named_on_opening_and_rebuild_repairs(tmp_path, damage, sentence):
+def test_damage_is_named_on_opening_with_its_cure(tmp_path, damage, sentence):
     folder = build(tmp_path).folder
     before = contents(folder)
     damage(folder)
     assert contents(folder) != before
-    with pytest.raises(UsageError, match=sentence) as caught:
+    with pytest.raises(UsageError, match=f"{sentence}.*: delete {folder}, and") as caught:
         build(tmp_path)
-    assert "\n" not in str(caught.value) and "--rebuild" in str(caught.value)
-    build(tmp_path, rebuild=True)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(folder)
+    build(tmp_path)
     assert contents(folder) == before and verify(folder) == []
 
 
 def test_a_flipped_byte_is_named_by_verify(tmp_path):
     folder = build(tmp_path).folder
-    before = contents(folder)
     path = folder / "shard-00002.safetensors"
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
     open_cache(folder)  # sizes and headers are right
     fault, = verify(folder)
-    assert "shard-00002.safetensors has changed since it was written" in fault
-    build(tmp_path, rebuild=True)
-    assert contents(folder) == before and verify(folder) == []
+    assert f"shard-00002.safetensors has changed since it was written: delete {folder}" in fault
 
 
 def test_a_folder_without_manifest_is_no_cache(tmp_path):

@@ -1,16 +1,12 @@
-"""Windows are the frames they say they are, over shards, tasks, dtypes and worker processes."""
-
-import pickle
+"""Windows are the frames they say they are, over shards, tasks and dtypes."""
 
 import pytest
 import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank
-from torch.utils.data import DataLoader
 
 from ups.cache import store
-from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache
-from ups.cache.windows import LatentWindows, whole_batch
+from ups.cache.windows import LatentWindows, starts_of
 
 
 def build(root, task="burgers1d", width=3, frames=9, params=("nu",), dtype="float32"):
@@ -24,17 +20,19 @@ def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, sha
     monkeypatch.setattr(store, "SHARD_BYTES", shard_bytes)
     cache = build(tmp_path, dtype=dtype)
     windows = LatentWindows([cache], length=4)
-    assert windows.sizes == [30 * 5] and len(windows) == 150
+    starts = [0] * 8 + [1] * 4 + [2] * 3 + [3] * 2 + [4] * 2  # of five windows, 8 / (frame + 1)
+    assert windows.sizes == [30 * 19] and len(windows) == 570
+    assert windows.starts[0].tolist() == starts and starts_of(1).tolist() == [0]
     assert (len(cache.z) > 1) == (shard_bytes == 2000)
-    order = torch.randperm(150, generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(570, generator=torch.Generator().manual_seed(0)).tolist()
     batch = windows.__getitems__([(7, row, (0, w)) for row, w in enumerate(order, start=50)])
     whole = torch.cat(list(cache.z)).float()
-    expected = torch.stack([whole[w // 5, w % 5:w % 5 + 5] for w in order])
+    expected = torch.stack([whole[w // 19, starts[w % 19]:starts[w % 19] + 5] for w in order])
     assert batch["z"].dtype == torch.float32 and torch.equal(batch["z"], expected)
-    nu = torch.tensor([0.01 * (w // 5 + 1) for w in order])
+    nu = torch.tensor([0.01 * (w // 19 + 1) for w in order])
     assert torch.allclose(batch["cond"], nu[:, None].float())
-    assert torch.equal(batch["dt"], torch.full((150,), 0.05))
-    assert torch.equal(batch["rows"], torch.arange(50, 200))
+    assert torch.equal(batch["dt"], torch.full((570,), 0.05))
+    assert torch.equal(batch["rows"], torch.arange(50, 620))
     assert (batch["task"], batch["step"]) == (0, 7)
     windows.move(torch.device("cpu"))  # one piece, gathered on its device: the same numbers
     again = windows.__getitems__([(7, row, (0, w)) for row, w in enumerate(order, start=50)])
@@ -45,18 +43,10 @@ def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, sha
     assert torch.equal(torch.cat(list(cache.z)).float(), whole)
 
 
-def test_early_frames_are_listed_more_often(tmp_path):
-    windows = LatentWindows([build(tmp_path)], 1, early=4)
-    assert windows.starts[0].tolist() == [0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
-    assert windows.sizes == [30 * 12] and pickle.loads(pickle.dumps(windows)).sizes == windows.sizes
-    again = windows.__getitems__([(0, 0, (0, 12 + w)) for w in (3, 4, 11)])
-    assert torch.equal(again["z"][:, 0], torch.cat(list(windows.caches[0].z))[1, [0, 1, 7]])
-
-
 def test_several_tasks_are_padded_to_the_widest(tmp_path):
     caches = [build(tmp_path, "burgers1d"), build(tmp_path, "advection1d", 2, 3, ("nu", "beta"))]
     windows = LatentWindows(caches, length=4)
-    assert windows.sizes == [30 * 5, 30 * 1]  # three frames: one window of two steps
+    assert windows.sizes == [30 * 19, 30 * 1]  # three frames: one window of two steps
     first = windows.__getitems__([(0, 0, (0, 3))])
     second = windows.__getitems__([(1, 0, (1, 3)), (1, 1, (1, 4))])
     assert first["z"].shape == (1, 5, 4, 3) and second["z"].shape == (2, 3, 4, 3)
@@ -67,20 +57,3 @@ def test_several_tasks_are_padded_to_the_widest(tmp_path):
     assert torch.allclose(second["cond"], torch.tensor([[0.04, 0.4], [0.05, 0.5]]))
     windows.move(torch.device("cpu"))
     assert torch.equal(windows.__getitems__([(1, 0, (1, 3)), (1, 1, (1, 4))])["z"], second["z"])
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_loader_workers_give_the_same_batches(tmp_path, monkeypatch, context):
-    monkeypatch.setattr(store, "SHARD_BYTES", 2000)
-    windows = LatentWindows([build(tmp_path)], length=2)
-    assert len(pickle.dumps(windows)) < 1000  # a folder name travels, not a tensor
-    sampler = StepSampler(windows.sizes, batch_size=6, steps=5, seed=1)
-    loader = DataLoader(windows, batch_sampler=sampler, collate_fn=whole_batch, num_workers=1,
-                        multiprocessing_context=context)
-    batches = list(loader)
-    assert len(batches) == 5
-    for step, batch in enumerate(batches):
-        expected = windows.__getitems__(sampler.batch(step))
-        assert batch.keys() == expected.keys() and batch["step"] == step
-        assert all(torch.equal(torch.as_tensor(batch[key]), torch.as_tensor(expected[key]))
-                   for key in expected)

@@ -49,17 +49,8 @@ class Cache:
     def __len__(self):
         return self.shape[0]
 
-    def __reduce__(self):  # a spawned loader worker maps the files itself: no tensor is sent
-        return open_cache, (self.folder,)
 
-
-def cache_key(identity):
-    """Hash the dictionary of what the latents depend on."""
-    return _sha256(_json(identity))[:16]
-
-
-def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32", fingerprint="",
-                rebuild=False):
+def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32", fingerprint=""):
     """Encode a split with every rank's device, unless that is done already, and open the result."""
     if dtype not in DTYPES:
         raise UsageError(f"--cache_dtype {dtype}: it is one of {', '.join(DTYPES)}.")
@@ -70,29 +61,29 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
         "first_frame": fields.frames.start, "dtype": dtype, "codec": fingerprint,
         "data": fields.digest, "version": VERSION,
     }
-    key = cache_key(identity)
+    key = _sha256(_json(identity))[:16]
     folder = Path(root).absolute() / f"{name}-{split}-{key}"
 
     def complete():
-        there = accelerator.is_main_process and (folder / "manifest.json").exists()
-        return any(everyone(accelerator, there))
+        return any(everyone(accelerator, accelerator.is_main_process
+                            and (folder / "manifest.json").exists()))
 
-    if rebuild or not complete():  # a complete cache may be read-only
+    if not complete():  # one that is may be read-only
         lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"), "--cache")
         try:
-            if rebuild or not complete():  # another launch may have built it
-                _build(accelerator, codec, fields, indices, folder, identity)
+            if not complete():  # another launch may have built it
+                _build(accelerator, codec, fields, indices, folder, identity, key)
         finally:
             if lock:
                 lock.close()
     return together(accelerator, open_cache, folder, key)
 
 
-def _build(accelerator, codec, fields, indices, folder, identity):
+def _build(accelerator, codec, fields, indices, folder, identity, key):
     """Write this rank's shards, every one of them whole; the main process adds the manifest."""
     facts = fields.facts
     shape = (len(indices), facts.frames, math.prod(codec.spec.tokens), codec.spec.width)
-    dtype, key = DTYPES[identity["dtype"]], cache_key(identity)
+    dtype = DTYPES[identity["dtype"]]
     count = max(1, SHARD_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
     shards = list(enumerate(indices.split(count)))
     mine = shards[accelerator.process_index::accelerator.num_processes]
@@ -110,8 +101,9 @@ def _build(accelerator, codec, fields, indices, folder, identity):
                               accelerator.device)
             if not (finite := z.isfinite().flatten(1).all(1)).all():
                 raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
-                                 f"finite latents in {identity['dtype']}: `python -m ups.data "
-                                 "validate` finds NaN; --cache_dtype float32 has the widest range.")
+                                 f"finite latents in {identity['dtype']}; --cache_dtype float32 "
+                                 "has the widest range, and `python -m ups.data validate` finds "
+                                 "NaN.")
             tensors = {"z": z}
             if facts.inputs:  # exact, whatever the dtype of the latents
                 given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
@@ -143,55 +135,51 @@ def _build(accelerator, codec, fields, indices, folder, identity):
 def open_cache(folder, key=None):
     """Map a complete cache after checks of manifest, sizes and headers; wrong ones are named."""
     folder = Path(folder)
-    cure = _cure(folder)
+
+    def refuse(name, what):
+        return UsageError(f"{folder / name} {what}: delete {folder}, and it is built again.")
+
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         checksum, version = manifest.pop("checksum"), manifest["version"]
     except FileNotFoundError:
-        raise UsageError(f"{folder} is no complete cache, it has no manifest: build it.") from None
+        raise UsageError(f"{folder} is no complete cache, it has no manifest.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise UsageError(f"{folder}/manifest.json is damaged: {cure}.") from None
+        raise refuse("manifest.json", "is damaged") from None
     if version != VERSION:
-        raise UsageError(f"{folder}/manifest.json is of version {version}, this code reads version "
-                         f"{VERSION}: {cure}.")
+        raise refuse("manifest.json", f"is of version {version}, this code reads {VERSION}")
     if checksum != _sha256(_json(manifest)):
-        raise UsageError(f"{folder}/manifest.json is damaged: {cure}.")
+        raise refuse("manifest.json", "is damaged")
     if key not in (None, manifest["key"]):
-        raise UsageError(f"{folder}/manifest.json belongs to another codec or data: {cure}.")
+        raise refuse("manifest.json", "belongs to another codec or data")
 
     z, inputs = [], []
     for i, shard in enumerate(manifest["shards"]):
         path = folder / shard["name"]
-        if not path.exists():
-            raise UsageError(f"{path} is missing: {cure}.")
-        if (size := path.stat().st_size) != shard["bytes"]:
-            raise UsageError(f"{path} has {size} bytes instead of {shard['bytes']}: {cure}.")
+        if (size := path.stat().st_size if path.exists() else 0) != shard["bytes"]:
+            raise refuse(shard["name"], f"has {size} bytes instead of {shard['bytes']}")
         try:
             with safe_open(path, framework="pt") as file:
                 found, tensor = file.metadata(), file.get_tensor("z")
                 if manifest["facts"]["inputs"]:
                     inputs.append(file.get_tensor("inputs"))
         except Exception as error:  # of the format: safetensors has its own type
-            raise UsageError(f"{path} is damaged ({error}): {cure}.") from None
+            raise refuse(shard["name"], f"is damaged ({error})") from None
         if (found or {}).get("key") != f"{manifest['key']}/{i}":
-            raise UsageError(f"{path} belongs to another codec or data: {cure}.")
+            raise refuse(shard["name"], "belongs to another codec or data")
         z.append(tensor)
     return Cache(folder, manifest, z, inputs)
 
 
 def verify(folder):
     """Read every byte; return one sentence per fault."""
-    folder = Path(folder)
-    cure = _cure(folder)
     try:
         shards = open_cache(folder).manifest["shards"]
     except UsageError as error:
         return [str(error)]
-    faults = []
-    for shard in shards:
-        if sha256(folder / shard["name"]) != shard["sha256"]:
-            faults.append(f"{folder / shard['name']} has changed since it was written: {cure}.")
-    return faults
+    return [f"{folder / shard['name']} has changed since it was written: delete {folder}, and it "
+            "is built again." for shard in shards
+            if sha256(folder / shard["name"]) != shard["sha256"]]
 
 
 def remove(folder):
@@ -207,13 +195,6 @@ def _write(path, data):
     except OSError as error:
         raise UsageError(f"{path} ({len(data) / 1e6:.1f} MB) cannot be written ({error.strerror}): "
                          "make room, or choose another folder with --cache.") from error
-
-
-def _cure(folder):
-    """What to do about a damaged cache: its name holds task and split."""
-    task, _, split = folder.name.rsplit("-", 1)[0].partition("-")
-    return (f"delete {folder}, or build it again with `python -m ups.cache build --task {task} "
-            f"--split {split} --cache {folder.parent} --rebuild` and --run, --data, ... of its run")
 
 
 def _name(shard):

@@ -190,7 +190,8 @@ class Run:
 
     def loader_options(self, windows=None):
         """Arguments of a DataLoader: a systems choice, the same in every stage."""
-        pin = self.accelerator.device.type == "cuda" and not (windows and windows.resident)
+        pin = self.accelerator.device.type == "cuda" and (
+            windows is None or windows.device.type == "cpu")
         return {"num_workers": self.cfg.workers, "pin_memory": pin}
 
     def save(self):
