@@ -1,12 +1,12 @@
-"""Quick ablations: train a grid of runs one after the other, and put runs into one table.
+"""Quick ablations: train a grid of runs one after the other, and compare them in one table.
 
-    python -m ups.ablate train_operator.py --grid model.dim=32,64 lr=4e-3,8e-3 --seeds 2
-    python -m ups.ablate --compare runs/A runs/B       # runs that there are: what differs, scores
+    python -m ups.ablate train_operator.py --grid model.depth=4,6 lr=8e-3,4e-3 --seeds 2
 
-Further flags go to the script, for all runs. A run is one process of the script in OUT/HASH, where
-HASH is that of its configuration: the same command again skips what is finished and resumes what is
-not. Ctrl-C lets the current run write a checkpoint. A run that fails is reported; the others go on.
-Rows are ranked by the best validation score; the test score of the same weights enters no choice.
+Further flags go to the script, for all runs. Any script with a `Config` will do. A run is one
+process of it in OUT/HASH, where HASH is that of its configuration: the same command again skips
+what is finished and resumes what is not. Ctrl-C lets the current run write a checkpoint. A run that
+fails is reported, and the others go on. Rows are ranked by the best value of one validation metric,
+the lower the better. Test scores enter no choice; they are in each run's test.json.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ import sys
 from pathlib import Path
 
 from ups.config import Parser, UsageError, command, flat, parse
+from ups.eval.metrics import DEFINITIONS
 from ups.files import lock_folder, read_json, write_text
-from ups.train.run import RunConfig
+from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics
 
-SCORES = ("val/nrmse_rollout", "val/nrmse", "val/crps_ratio", "val/crps")  # of the stages
-SPREAD = ("Differences below the spread of seeds are noise; with one seed that spread is unknown: "
-          "give --seeds 3.")
+SCORES = ("val/nrmse_rollout", "val/crps_ratio", "val/crps", "val/nrmse")  # of the stages
+SYSTEMS = vars(RunConfig()).keys() - {"data", "tasks", "axes", "facts"}  # change no result
 
 
 @dataclasses.dataclass
@@ -62,25 +62,23 @@ def plan(args, extra):
     if wrong := [item for item in args.grid if not all(item.partition("="))]:
         raise UsageError(f"--grid {wrong[0]}: it is KEY=VALUE,VALUE, such as lr=1e-3,3e-4.")
     grid = dict(item.partition("=")[::2] for item in args.grid)
-    if args.seeds < 1 or not grid or len(grid) < len(args.grid):
-        raise UsageError("--grid names each key once, with its values, and --seeds is at least 1.")
-    for key in [*grid, *(flag.removeprefix("--").split("=")[0] for flag in extra)]:
-        if key in ("run", "seed"):
-            raise UsageError(f"--{key} is chosen by --out and --seeds; leave it out.")
+    if args.seeds < 1 or len(grid) < len(args.grid):
+        raise UsageError("--grid names each key once, and --seeds is at least 1.")
+    given = {*grid, *(flag.removeprefix("--").split("=")[0] for flag in extra)}
+    if given & {"run", "seed"}:
+        raise UsageError("--run and --seed are chosen by --out and --seeds; leave them out.")
     config, cells = config_of(args.script), {}
-    plain, systems = flat(parse(config, extra)), vars(RunConfig()).keys() - {"data"}
     for values in itertools.product(*(values.split(",") for values in grid.values())):
-        choice = dict(zip(grid, values, strict=True))
+        choice, flags = dict(zip(grid, values, strict=True)), list(extra)
+        for key, value in choice.items():
+            switch = {"true": [f"--{key}"], "false": [f"--no-{key}"]}
+            flags += switch.get(value, [f"--{key}", *value.split()])
         for seed in range(args.seeds):
-            flags = [*extra, "--seed", str(seed)]
-            for key, value in choice.items():
-                switch = {"true": [f"--{key}"], "false": [f"--no-{key}"]}
-                switch = switch.get(value) if isinstance(plain.get(key), bool) else None
-                flags += switch or [f"--{key}", *value.split()]
-            science = {key: value for key, value in flat(parse(config, flags)).items()
-                       if key not in systems} | {"script": args.script}
-            mark = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:10]
-            cells[mark] = Cell(choice, seed, Path(args.out) / mark, flags)
+            about = flat(parse(config, [*flags, "--seed", str(seed)]))
+            science = {key: about[key] for key in about if key not in SYSTEMS}
+            text = json.dumps(science | {"script": args.script}, sort_keys=True)
+            run = Path(args.out) / hashlib.sha256(text.encode()).hexdigest()[:10]
+            cells[run] = Cell(choice, seed, run, [*flags, "--seed", str(seed)])
     return list(cells.values())
 
 
@@ -95,95 +93,64 @@ def config_of(script):
     return module.Config
 
 
-def existing(runs):
-    """Cells of runs that there are, told apart by the settings in which they differ."""
-    settings = {}
-    for run in dict.fromkeys(map(Path, runs)):
-        stage = stage_of(run)
-        if stage is None:
-            raise UsageError(f"{run} holds no stage that has begun; give folders of runs.")
-        settings[run] = read_json(stage / "config.json") | {"run": run.name}
-    keys = dict.fromkeys(key for one in settings.values() for key in one if key != "seed")
-    differ = [k for k in keys if len({str(one.get(k)) for one in settings.values()}) > 1]
-    return [Cell({key: str(one.get(key, "-")) for key in differ} or {"run": run.name},
-                 one.get("seed", 0), run) for run, one in settings.items()]
+def result(run, metric=None):
+    """Status of a run, its reason, and a metric's name and best value."""
+    log, ends = run / "log.txt", [*run.glob("*/exit.json"), *run.glob("codec/*/exit.json")]
+    if not ends:  # it ended before training began, or is new
+        words = log.read_text().strip().splitlines() if log.exists() else []
+        reasons = [line for line in words if line.startswith("error:")] or words or ["no output"]
+        return {"status": "failed", "reason": reasons[-1].removeprefix("error: "),
+                "metric": metric, "value": math.nan}
+    lines = Metrics(ends[0].with_name("metrics.jsonl")).read()
+    known = [key for line in lines for key in line if key.startswith("val/")] or [None]
+    metric = metric or next((key for key in SCORES if key in known), known[-1])
+    values = [line[metric] for line in lines if math.isfinite(line.get(metric, math.nan))]
+    best = {"metric": metric, "value": min(values, default=math.nan)}
+    return read_json(ends[0]) | best
 
 
-def stage_of(run):
-    """The last stage that was trained in a run."""
-    ends = [*run.glob("*/exit.json"), *run.glob("codec/*/exit.json")]
-    return max(ends, key=lambda path: path.stat().st_mtime).parent if ends else None
-
-
-def result(run):
-    """Status, reason and scores of the last stage of a run; `score` names the metric."""
-    about = {"status": "new", "reason": "", "score": "val", "val": math.nan, "test": math.nan}
-    stage = stage_of(run)
-    if stage is not None:
-        lines = Metrics(stage / "metrics.jsonl").read()
-        key = next((key for key in SCORES if any(key in line for line in lines)), "val")
-        values = [line[key] for line in lines if math.isfinite(line.get(key, math.nan))]
-        return about | read_json(stage / "exit.json") | {
-            "score": key, "val": min(values, default=math.nan),
-            "test": test_score(stage / "test.json")}
-    if (run / "log.txt").exists():  # it ended before training began
-        words = (run / "log.txt").read_text().strip().splitlines() or ["no output"]
-        reason = [line for line in words if line.startswith("error:")] or words
-        about |= {"status": "failed", "reason": reason[-1].removeprefix("error: ")}
-    return about
-
-
-def test_score(path):
-    """What test.json says of the quantity that validation measures, over tasks as it does."""
-    tasks, shares = read_json(path).get("tasks", {}).values(), []
-    for rows in (task["scores"].values() for task in tasks if "scores" in task):
-        alone, *_, last = (row["crps"] for row in rows)
-        shares.append(statistics.mean(a / b for a, b in zip(last, alone, strict=True)))
-    if shares or not tasks:
-        return statistics.mean(shares or [math.nan])
-    return math.prod(task.get("nrmse_grid") or task.get("crps")  # of a codec, of a steady prior
-                     or task["nrmse_rollout"]["operator"] for task in tasks) ** (1 / len(tasks))
-
-
-def table(cells):
-    """Markdown: what differs, then mean [least, most] over seeds, best first."""
+def table(cells, metric=None):
+    """Markdown: what differs, then mean [least, most] over seeds, best first; what that is."""
     keys = [key for key in cells[0].choice if len({cell.choice[key] for cell in cells}) > 1]
-    keys, groups, rows = keys or list(cells[0].choice), {}, []
+    keys, groups, rows, names = keys or list(cells[0].choice), {}, [], set()
     for cell in cells:
-        groups.setdefault(tuple(cell.choice.values()), []).append((cell, result(cell.run)))
-    names = {one["score"] for group in groups.values() for _, one in group} - {"val"} or {"val"}
+        groups.setdefault(tuple(cell.choice.values()), []).append((cell, result(cell.run, metric)))
     for group in groups.values():
-        done = [one for _, one in group if one["status"] == "done"]
-        rows.append((statistics.mean([one["val"] for one in done] or [math.inf]), [
-            *(group[0][0].choice[key] for key in keys), f"{len(done)} of {len(group)}",
-            *(_span([one[name] for one in done]) for name in ("val", "test"))]))
-    metric = " or ".join(sorted(names))
-    lines = [[*keys, "seeds done", metric, f"test {metric.replace('val/', '')}"],
+        values = [one["value"] for _, one in group if one["status"] == "done"]
+        names |= {one["metric"] for _, one in group} - {None}
+        span = f"{statistics.mean(values):.4g}" if values else "-"
+        if len(values) > 1:
+            span += f" [{min(values):.4g}, {max(values):.4g}]"
+        rows.append((statistics.mean(values or [math.inf]), [
+            *(group[0][0].choice[key] for key in keys), f"{len(values)} of {len(group)}", span]))
+    lines = [[*keys, "seeds done", " or ".join(sorted(names)) or "-"],
              *(row for _, row in sorted(rows, key=lambda row: row[0]))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    text += ["", "Validation split, best value of each run; mean [least, most] over seeds.",
+             *(f"{name}: {definition(name)}." for name in sorted(names)),
+             "Differences below the spread of seeds are noise."]
+    if max(map(len, groups.values())) == 1:
+        text[-1] = text[-1][:-1] + "; with one seed that spread is unknown: give --seeds 3."
+    return "\n".join(text) + "\n"
 
 
-def _span(values):
-    if len(values) < 2:
-        return f"{values[0]:.4g}" if values else "-"
-    return f"{statistics.mean(values):.4g} [{min(values):.4g}, {max(values):.4g}]"
+def definition(metric):
+    """Of a metric of the project's stages; a copied script may log others."""
+    known = {name: text for names, text in DEFINITIONS.items() for name in names.split(", ")}
+    near = [name for name in known if metric.removeprefix("val/").startswith(name)]
+    return known[max(near, key=len)] if near else "as the script defines it"
 
 
 def main(argv=None):
     parser = Parser(prog="python -m ups.ablate", description=__doc__)
-    parser.add_argument("script", nargs="?", help="such as train_operator.py")
-    parser.add_argument("--grid", nargs="+", default=[], metavar="KEY=VALUE,VALUE")
+    parser.add_argument("script", help="such as train_operator.py")
+    parser.add_argument("--grid", nargs="+", required=True, metavar="KEY=VALUE,VALUE")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each cell [1]")
+    parser.add_argument("--metric", help="that ranks the runs, as in metrics.jsonl [the stage's]")
     parser.add_argument("--out", default="runs/ablation", help="folder of all runs [%(default)s]")
-    parser.add_argument("--compare", nargs="+", metavar="RUN", help="train nothing")
     args, extra = parser.parse_known_args(argv)
-    if args.compare:
-        print(f"{table(existing(args.compare))}\n\n{SPREAD}")
-        return 0
-    if not args.script:
-        raise UsageError("name a script and its --grid, or give --compare and some runs.")
     cells, out = plan(args, extra), Path(args.out)
     with lock_folder(out, "--out"):
         try:
@@ -191,14 +158,15 @@ def main(argv=None):
                 if result(cell.run)["status"] != "done":
                     print(f"[{place}/{len(cells)}] {cell} begins", flush=True)
                     cell.train(args.script)
-                end = result(cell.run)
-                words = f"{end['score']} {end['val']:.4g}, test {end['test']:.4g}"
+                end = result(cell.run, args.metric)
+                words = f"{end['metric']} {end['value']:.4g}"
                 if end["status"] != "done":
                     words = f"{end['status']}, {end['reason']} (see {cell.run}/log.txt)"
                 print(f"[{place}/{len(cells)}] {cell}: {words}", flush=True)
         finally:
-            write_text(out / "ablation.md", f"{table(cells)}\n\n{SPREAD}\n")
-            print(f"\n{table(cells)}\n\n{SPREAD}", flush=True)
+            text = table(cells, args.metric)
+            write_text(out / "ablation.md", text)
+            print(f"\n{text}", flush=True)
     return int(any(result(cell.run)["status"] != "done" for cell in cells))
 
 
