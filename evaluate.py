@@ -22,15 +22,17 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
-from ups.eval.evaluation import measure_all, show, spectrum_leads, summarise
-from ups.eval.forecasts import ENSEMBLES, make_forecasts
+from ups.eval.ensemble import corrected, member_noise
+from ups.eval.forecasts import PROTOCOLS, begin, in_words, make_forecasts
+from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
-from ups.eval.protocol import FOLDERS, begin, in_words
 from ups.files import read_json
 from ups.latents import open_tasks
 from ups.stages import inherit, load_corrector, load_operator
 from ups.train.ranks import make_accelerator, on_main
+
+ENSEMBLES = {"diffusion", "consistency"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Config:
     def __post_init__(self):
         check(self, trajectories=(0, math.inf), members=(0, math.inf), calls=(0, math.inf),
               seed=(0, 2**31))
-        if self.protocol not in FOLDERS:
-            raise UsageError(f"--protocol {self.protocol}: it is {' or '.join(FOLDERS)}.")
+        if self.protocol not in PROTOCOLS:
+            raise UsageError(f"--protocol {self.protocol}: it is {' or '.join(PROTOCOLS)}.")
         if self.members == 1:
             raise UsageError("--members 1: an ensemble needs at least 2.")
 
@@ -59,7 +61,7 @@ def find_stages(run):
         near = difflib.get_close_matches(run.name, there, n=1)
         raise UsageError(f"there is no run {run}; " + (f"the nearest is {run.parent / near[0]}."
                          if near else "train one with `accelerate launch train_operator.py`."))
-    done = [stage for stage in (*ENSEMBLES, "steady")  # what still trains is left out
+    done = [stage for stage in (*sorted(ENSEMBLES), "steady")  # what still trains is left out
             if read_json(run / stage / "exit.json").get("status") == "done"]
     steady = read_json(run / "steady" / "test.json") if "steady" in done else {}
     if steady and not (run / "operator").is_dir():
@@ -87,16 +89,29 @@ def open_data(accelerator, cfg, operator):
     return tasks
 
 
+def drawn(operator, stage, members, calls, index, task, seed):
+    """The forecast of a corrector."""
+    def forecast(s):
+        noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
+        for _, z in corrected(operator, stage.model, s.z0, s.steps, s.dt, s.cond, index, noise,
+                              calls, stage.settings.correct_every, inputs=s.inputs):
+            yield task.decode(z)
+
+    return forecast
+
+
 def evaluate(accelerator, cfg, task, index, stages):
     """Numbers and pictures of a task, the same on every rank."""
-    ensembles = {name: (stage.model, cfg.members or stage.settings.members,
-                        calls_of(cfg, name, stage), stage.settings.correct_every)
-                 for name, stage in stages.items() if name in ENSEMBLES}
-    sizes = {name: ensemble[1] for name, ensemble in ensembles.items()}
-    forecasts = make_forecasts(task, index, stages["operator"].model, ensembles, cfg.seed)
+    operator, sizes, calls = stages["operator"].model, {}, {}
+    forecasts = make_forecasts(task, index, operator)
+    for name in ENSEMBLES & stages.keys():
+        sizes[name] = cfg.members or stages[name].settings.members
+        calls[name] = calls_of(cfg, name, stages[name])
+        forecasts[name] = drawn(operator, stages[name], sizes[name], calls[name], index, task,
+                                cfg.seed)
     test = task.fields.split("test")[: cfg.trajectories or None]
-    tables, milliseconds = measure_all(accelerator, task, forecasts, test,
-                                       max(sizes.values(), default=1))
+    tables, milliseconds = measure(accelerator, task, forecasts, test,
+                                   members=max(sizes.values(), default=1), title=task.name)
     spec, truth = task.fields.facts, tables.pop("truth")
     result = {
         "pde": spec.equation, "protocol": in_words(spec, cfg.protocol),
@@ -105,15 +120,14 @@ def evaluate(accelerator, cfg, task, index, stages):
         "spectrum_leads": spectrum_leads(spec.frames),
         "spectrum": truth["spectrum"].mean(0).tolist(),
         "forecasts": {
-            name: {"milliseconds": milliseconds[name], "members": sizes.get(name, 1),
-                   "calls": ensembles[name][2] if name in ensembles else 1}
-            | summarise(table, tables["operator"], task, sizes.get(name, 1), cfg.seed)
+            name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
+            | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
             for name, table in tables.items()}}
-    order = tables["operator"]["nrmse"].nanmean((1, 2)).argsort()
-    chosen = test[order[[0, len(order) // 2, -1]]]  # best, median, worst
+    chosen = best_median_worst(tables["operator"]["nrmse"], test)
+    shown = {name: forecasts[name] for name in ("operator", *sizes)}
     return result, {"spec": spec, "channel": spec.channels[0], "chosen": chosen,
                     "params": task.fields.params(chosen),
-                    "fields": show(task, forecasts, chosen, test, accelerator.device)}
+                    "fields": show(accelerator, task, shown, chosen, test)}
 
 
 def calls_of(cfg, name, stage):
@@ -153,7 +167,8 @@ def main(argv=None):
                                       "built on": model.get("lineage")}
         about["config"]["steady"] = read_json(run / "steady" / "config.json")
     pictures = {name: shown for name, (_, shown) in results.items()}
-    folder = FOLDERS[cfg.protocol] + "_partial" * (cfg.trajectories > 0)  # no whole test split
+    folder = "evaluation" + "_pdebench" * (cfg.protocol == "pdebench")
+    folder += "_partial" * (cfg.trajectories > 0)  # no whole test split
     on_main(accelerator, write_outputs, run / folder, about, pictures)
     accelerator.end_training()
 

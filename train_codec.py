@@ -22,7 +22,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.data.find import names_of
-from ups.eval.reconstruction import finish_codec, measure_codec
+from ups.eval.finish import codec_error, test_codec
 from ups.files import read_json
 from ups.latents import frames_of, open_latents
 from ups.models.grid_codec import (
@@ -144,7 +144,7 @@ def main(argv=None):
             if run.every(cfg.eval_every):
                 with ema.applied(model):
                     codec = accelerator.unwrap_model(model)
-                    scores = {"val/nrmse": measure_codec(accelerator, codec, task.fields, "val")}
+                    scores = {"val/nrmse": codec_error(accelerator, codec, task, "val")}
                 run.log(scores)
                 ema.keep_best(scores["val/nrmse"])
             if run.every(cfg.save_every) or run.stopping:
@@ -155,7 +155,7 @@ def main(argv=None):
             codec = accelerator.unwrap_model(model)
             measure_weight(codec, next(frames("train"))[:256])
             run.export(model, codec.config | {"data": task.fields.digest})
-            finish_codec(run, codec, task)
+            test_codec(run, codec, task)
 
 
 if __name__ == "__main__":

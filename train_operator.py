@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
-from ups.eval.report import finish_operator
-from ups.eval.rollout import measure
+from ups.eval.finish import test_operator, validate
 from ups.latents import check_codec, open_latents
 from ups.models.latent_operator import LatentOperator, OperatorConfig
 from ups.train import noise
@@ -84,19 +83,6 @@ def prepared(batch, cfg):
     return batch
 
 
-def evaluate(accelerator, model, tasks, cfg):
-    """Errors of each task in physical units, and their geometric mean: so all tasks count alike."""
-    scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
-    for index, task in enumerate(tasks):
-        tables = measure(accelerator, model, task, index, "val", cfg.val_trajectories)
-        for name, table in (("nrmse_1", "one_step"), ("nrmse_rollout", "operator")):
-            error = tables[table].mean().item()
-            scores[f"val/{name}"] *= error ** (1 / len(tasks))
-            if len(tasks) > 1:
-                scores[f"val/{task.name}/{name}"] = error
-    return scores
-
-
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     with Run(cfg, "operator") as run:
@@ -142,7 +128,7 @@ def main(argv=None):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    scores = evaluate(accelerator, model, latents.tasks, cfg)
+                    scores = validate(run, model, latents.tasks)
                 run.log(scores)
                 ema.keep_best(scores["val/nrmse_rollout"])
             if run.every(cfg.save_every) or run.stopping:
@@ -153,7 +139,7 @@ def main(argv=None):
             run.export(model, {"model": dataclasses.asdict(cfg.model),
                                "tasks": [dataclasses.asdict(spec) for spec in specs],
                                "fields": [task.fields.about for task in latents.tasks]})
-            finish_operator(run, model, latents.tasks)
+            test_operator(run, model, latents.tasks)
 
 
 if __name__ == "__main__":

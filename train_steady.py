@@ -21,14 +21,7 @@ from torch.utils.data import DataLoader
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
-from ups.eval.steady import (
-    calibrate,
-    finish_steady,
-    left_over,
-    measure_steady,
-    read,
-    summary,
-)
+from ups.eval.steady import calibrate, left_over, read, test_steady, validate_steady
 from ups.latents import check_codec, open_latents
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_sigma
@@ -120,16 +113,6 @@ def course(step, cfg):
     return warmup_then_linear(step - cfg.switch, cfg.warmup, cfg.steps - cfg.switch)
 
 
-def evaluate(accelerator, prior, task, cfg, calls):
-    """Validation scores in physical units; with one call they are those of the mean."""
-    tables = measure_steady(accelerator, prior, task, "val", cfg.members, calls,
-                            cfg.val_trajectories)
-    scores = summary(tables, cfg.members)
-    names = {"nrmse": "nrmse_members", "nrmse_sample": "nrmse_sample", "crps": "crps"}
-    names |= {"spread_skill": "spread_skill"} if calls > 1 else {}
-    return {f"val/{name}": scores[key] for name, key in names.items()}
-
-
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     with Run(cfg, "steady") as run:
@@ -187,7 +170,7 @@ def main(argv=None):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    scores = evaluate(accelerator, prior, task, cfg, cfg.calls if drawing else 1)
+                    scores = validate_steady(run, prior, task, cfg.calls if drawing else 1)
                 run.log(scores)
                 ema.keep_best(scores["val/crps"] if drawing else math.inf)
             if run.every(cfg.save_every) or run.stopping:
@@ -200,7 +183,7 @@ def main(argv=None):
                                "denoiser": dataclasses.asdict(cfg.denoiser),
                                "tasks": [dataclasses.asdict(task.spec)],
                                "fields": [task.fields.about]})
-            finish_steady(run, prior, task)
+            test_steady(run, prior, task)
 
 
 if __name__ == "__main__":

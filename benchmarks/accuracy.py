@@ -40,8 +40,8 @@ from benchmarks.ratios import report
 from benchmarks.tables import device_name
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
+from ups.eval.finish import operator_errors
 from ups.eval.metrics import NRMSE
-from ups.eval.rollout import measure
 from ups.files import lock_folder, read_json, write_json
 from ups.train.ranks import now
 from ups.train.step import Backward
@@ -125,8 +125,10 @@ def train_operator(cell, folder):
             return super().__call__(batch)
 
     def finish(run, model, tasks):
-        tables = measure(run.accelerator, model, tasks[0], 0, cell["split"])
-        result["tables"] = {"rollout": tables["operator"], "one_step": tables["one_step"]}
+        tables = operator_errors(run.accelerator, model, tasks[0], 0,
+                                 tasks[0].fields.split(cell["split"]), ("operator", "one_step"))
+        result["tables"] = {name: tables[forecast]["nrmse"].nanmean(2) for name, forecast in
+                            (("rollout", "operator"), ("one_step", "one_step"))}
         result["parameters"] = sum(p.numel() for p in model.parameters())
 
     def main(name, steps, moments, **names):
@@ -136,11 +138,11 @@ def train_operator(cell, folder):
                  "data": cell["folder"], "seed": cell["seed"], "compile": cuda}
         scripts.run(script, [*own, *scripts.argv(flags)], **names)
 
-    main("probe", few, 1, Backward=Timed, evaluate=lambda *args: {"val/nrmse_rollout": math.inf},
-         finish_operator=lambda *args: None)
+    main("probe", few, 1, Backward=Timed, validate=lambda *args: {"val/nrmse_rollout": math.inf},
+         test_operator=lambda *args: None)
     step = step_seconds(marks)
     steps = steps_within(cell["seconds"], step)
-    main("run", steps, MOMENTS, finish_operator=finish)
+    main("run", steps, MOMENTS, test_operator=finish)
     lines = Metrics(folder / "run" / "operator" / "metrics.jsonl").read()
     curve = [(line["step"] * step, line["val/nrmse_rollout"]) for line in lines
              if "val/nrmse_rollout" in line]

@@ -26,7 +26,7 @@ from benchmarks import scripts
 from benchmarks.tables import device_name, heading, row
 from ups.config import RunError, UsageError, check, command, parse
 from ups.data.make import make
-from ups.eval.rollout import measure
+from ups.eval.finish import mean_error, operator_errors
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
 from ups.models.precision import BACKWARD, products
@@ -110,8 +110,9 @@ def bfloat16_errors(run):
     tasks = open_latents(accelerator, operator.settings, "train").tasks
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
-            tables = measure(accelerator, operator.model, tasks[0], 0, "test")
-        yield tables["operator"].mean().item()
+            tables = operator_errors(accelerator, operator.model, tasks[0], 0,
+                                     tasks[0].fields.split("test"), ("operator",))
+        yield mean_error(tables["operator"])
 
 
 def main(argv=None):

@@ -17,7 +17,7 @@ OPERATOR = [*TINY, *MODEL, "--steps", "3", "--val_trajectories", "2"]
 
 
 @functools.cache  # once for all files of tests
-@patch("ups.eval.report.draw_rollouts")
+@patch("ups.eval.finish.draw_rollouts")
 def two_tasks(base, _):
     """A run of burgers1d, two viscosities, and advection1d."""
     folder = base / "two_tasks"
@@ -41,7 +41,7 @@ def write_driven(path, samples=24, grid=16, frames=6, dt=0.1, seed=0, **facts):
 
 
 @functools.cache
-@patch("ups.eval.report.draw_rollouts")
+@patch("ups.eval.finish.draw_rollouts")
 def driven(base, _):
     """A run on data with an input that varies in time and a parameter of both signs."""
     folder = base / "driven"

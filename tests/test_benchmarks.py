@@ -16,8 +16,8 @@ from ups.config import UsageError, parse
 from ups.data.find import open_fields
 from ups.data.make import make
 from ups.data.solvers import SOLVERS
+from ups.eval.forecasts import PUBLISHED
 from ups.eval.metrics import nrmse
-from ups.eval.protocol import PUBLISHED
 from ups.files import read_json
 
 

@@ -17,7 +17,6 @@ import train_diffusion
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.eval.rollout import rollout
 from ups.stages import load_operator
 from ups.train.checkpoint import export_model, load_model
 
@@ -78,7 +77,7 @@ def test_numbers_are_those_that_the_stages_reported(base):
             lead = [drawn[mine]["by_lead"][k - 1] for k in told["leads"]]
             assert lead == pytest.approx(told["scores"][label][name], rel=1e-3), mine
         for stage in ("diffusion", "consistency"):
-            ranks = torch.tensor(ours[stage]["rank_histogram"])
+            ranks = torch.tensor(ours[stage]["rank"])
             assert ranks.shape == (result["steps"], 4)
             assert torch.allclose(ranks.sum(1), torch.ones(result["steps"]))
             ratio = ours[stage]["scores"]["crps_ratio"]["all"]
@@ -136,9 +135,10 @@ def test_pdebench_starts_from_the_tenth_frame(base, tmp_path):
     task = evaluate.open_data(Accelerator(cpu=True), cfg, operator)[0]
     chosen = task.fields.split("test")
     u = task.fields.read(chosen)
-    z = rollout(operator.model, task.encode(u[:, 9]), 3,
-                torch.full((len(u),), task.fields.facts.dt), task.cond(chosen))
-    p = torch.stack([task.decode(z[:, k]) for k in range(3)], 1)
+    z, dt = [task.encode(u[:, 9])], torch.full((len(u),), task.fields.facts.dt)
+    for _ in range(3):
+        z.append(operator.model(z[-1], dt, task.cond(chosen)))
+    p = torch.stack([task.decode(frame) for frame in z[1:]], 1)
     error = ((p - u[:, 10:]).square().sum((2, 3)) / u[:, 10:].square().sum((2, 3))).sqrt()
     assert result["forecasts"]["operator"]["scores"]["nrmse"]["by_lead"] == pytest.approx(
         error.mean(0).tolist(), rel=1e-4)
@@ -191,7 +191,7 @@ def test_bad_input_is_one_sentence(base, tmp_path, monkeypatch, how, flags, word
     elif how == "stopped":
         (run / "operator" / "exit.json").write_text('{"status": "stopped", "step": 3}')
     elif how == "short":
-        monkeypatch.setattr("ups.eval.protocol.GIVEN", 13)
+        monkeypatch.setattr("ups.eval.forecasts.GIVEN", 13)
     elif how == "no codec":
         shutil.rmtree(run / "codec" / "burgers1d")
     elif how == "no config":

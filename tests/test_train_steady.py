@@ -15,7 +15,8 @@ from ups.config import UsageError
 from ups.data import write_fields
 from ups.data.augment import moved
 from ups.data.make import make
-from ups.eval.steady import calibrate, draw, images, measure_steady, noise_of, read
+from ups.eval.measure import measure
+from ups.eval.steady import calibrate, draw, images, noise_of, read, steady_forecasts
 from ups.latents import open_tasks
 from ups.models.diffusion import multistep, noise_levels
 from ups.models.generators import SIGMAS
@@ -85,12 +86,13 @@ def test_from_nothing_to_a_table(trained, data, capsys):
 def test_scores_against_plain_formulas(loaded):
     prior, task = loaded
     chosen = task.fields.split("test")
-    tables = measure_steady(Accelerator(cpu=True), prior, task, "test", 4, 3)
+    tables, _ = measure(Accelerator(cpu=True), task, steady_forecasts(prior, task, 4, 3), chosen)
+    tables = tables["steady"]
     u, v, cond = read(task, chosen, "cpu")
     _, members = draw(prior, task, v, cond, noise_of(task, chosen, 4), 3)
-    for name, p in (("members", members.mean(1)), ("sample", members[:, 0])):
+    for name, p in (("nrmse", members.mean(1)), ("sample_nrmse", members[:, 0])):
         error = (p - u).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
-        assert torch.allclose(tables[f"nrmse_{name}"][:, 0].float(), error, rtol=1e-4)
+        assert torch.allclose(tables[name][:, 0, 0].float(), error, rtol=1e-4)
     near = (members - u[:, None]).abs().mean()
     apart = (members[:, :, None] - members[:, None]).abs().mean() * 16 / 12  # of distinct pairs
     assert tables["crps"].mean().item() == pytest.approx((near - apart / 2).item(), rel=1e-4)
@@ -188,7 +190,9 @@ def test_draws_are_scaled_to_the_least_crps_of_the_fit_split(loaded):
 
     def score(factor):
         prior.scale.copy_(factor * before)
-        return measure_steady(accelerator, prior, task, "fit", 4, 5)["crps"].mean().item()
+        forecasts = {"steady": steady_forecasts(prior, task, 4, 5)["steady"]}
+        tables, _ = measure(accelerator, task, forecasts, task.fields.split("fit"), only=("crps",))
+        return tables["steady"]["crps"].mean().item()
 
     scores = {factor: score(factor) for factor in (0.6, 0.8, 1.0, 1.25, 1.6)}
     assert min(scores, key=scores.get) == 1.0  # as it was trained and exported

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from ups.config import Parser, UsageError, command
-from ups.eval.ensemble import corrected, inputs_at, member_noise
+from ups.eval.ensemble import corrected, member_noise
+from ups.eval.forecasts import inputs_at
 from ups.files import read_json, write_json, written
 from ups.latents import TaskLatents
 from ups.models.precision import products

@@ -47,9 +47,12 @@ def operator(z, dt, cond, task, inputs=None):
     return z * torch.exp(-1.1 * cond[:, :1] * dt[:, None])[..., None]
 
 
-class Corrector:
-    """Repairs the operator, and adds noise of a known size."""
+def noisy(members):
+    """A forecast: the truth, with noise of a known size."""
+    def forecast(s):
+        random = torch.Generator().manual_seed(int(s.chosen[0]))
+        for k in range(1, s.steps + 1):
+            y = s.u[:, k, None].expand(-1, members, *s.u.shape[2:])
+            yield y + 0.05 * torch.randn(y.shape, generator=random)
 
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=None):
-        true = z1_hat * torch.exp(0.1 * cond[:, :1] * (lead * dt)[:, None])[..., None]
-        return true + 0.05 * noise[:, 0]
+    return forecast

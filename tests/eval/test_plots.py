@@ -20,12 +20,12 @@ from ups.eval.plots import draw_rollouts
 def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator, codec, bottom):
     spec = SimpleNamespace(name="burgers1d", grid=grid, domain=[(0.0, 1.0)] * 2, dt=0.1,
                            channels=("u",))
-    fields = torch.rand(3, 5, 1, *grid, generator=torch.Generator().manual_seed(0))
-    shown = {"truth": fields, "fields": fields + 0.1, "operator": torch.full((3, 4), operator)}
-    tables = {"operator": torch.full((6, 4), operator), "codec": torch.full((6, 4), codec),
-              "persistence": torch.full((6, 4), 0.5)}
+    fields = torch.rand(3, 5, *grid, generator=torch.Generator().manual_seed(0))
+    shown = {"truth": fields, "operator": fields + 0.1}
+    tables = {name: {"nrmse": torch.full((6, 4, 1), value)} for name, value in
+              (("operator", operator), ("codec", codec), ("persistence", 0.5))}
     figure = Figure(layout="constrained")
-    draw_rollouts(figure, spec, 0, shown, tables)
+    draw_rollouts(figure, spec, shown, tables)
     figure.draw_without_rendering()
     axis = next(axis for axis in figure.axes if axis.get_title().startswith("error (band"))
     floor = axis.get_legend().get_texts()[-1].get_text()

@@ -6,11 +6,10 @@ import types
 import pytest
 import torch
 
-from ups.eval.rollout import rollout
 from ups.train.step import Backward, eager
 
 
-def test_products_of_a_rollout_are_exact_whatever_the_process_has(monkeypatch):
+def test_products_of_an_evaluation_are_exact_whatever_the_process_has(monkeypatch):
     """torch rounds convolutions unless told otherwise, and some containers all products."""
     cudnn, seen = torch.backends.cudnn, []
     monkeypatch.setattr(cudnn, "allow_tf32", True)  # a Run has turned it off
@@ -23,12 +22,11 @@ def test_products_of_a_rollout_are_exact_whatever_the_process_has(monkeypatch):
     for level in ("highest", "high"):
         torch.set_float32_matmul_precision(level)
         try:
-            rollout(model, torch.zeros(1), 2, None, None)
             evaluated()
             assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == (level, True)
         finally:
             torch.set_float32_matmul_precision("highest")
-    assert seen == [("highest", False)] * 6
+    assert seen == [("highest", False)] * 2
 
 
 @pytest.mark.parametrize("device, expected", [("cuda", ["highest", "high"]),

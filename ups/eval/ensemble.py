@@ -13,6 +13,8 @@ import itertools
 
 import torch
 
+from ups.eval.forecasts import inputs_at
+
 ROWS = 4096  # members that go through a network at a time, where nothing else is said
 
 
@@ -60,11 +62,6 @@ def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None, inpu
                            *flat, given)
         if leads is None or k in leads:
             yield k, members.unflatten(0, noise.shape[:2])
-
-
-def inputs_at(inputs, frame):
-    """Input tokens (B, N, E) from which a step starts: those of its frame, or the one for all."""
-    return None if inputs is None else inputs[:, frame if inputs.shape[1] > 1 else 0]
 
 
 def member_noise(seed, trajectories, *shape):

@@ -5,10 +5,13 @@ table see the same trajectories and leads; members and energies are means before
 """
 
 import functools
+import math
 
 import torch
 
 from ups.eval.ensemble import ROWS, corrected, member_noise, perturbed
+from ups.eval.finish import LEADS
+from ups.eval.measure import CHUNK_BYTES, by_trajectory
 from ups.eval.metrics import (
     DEFINITIONS,
     crps,
@@ -19,8 +22,6 @@ from ups.eval.metrics import (
     spread_skill,
 )
 from ups.eval.plots import draw_ensemble, picture
-from ups.eval.report import LEADS
-from ups.eval.rollout import CHUNK_BYTES, by_trajectory, trajectory_bytes
 from ups.train.step import eager
 
 SIZES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of perturbed inputs, shares of a field's deviation
@@ -111,9 +112,9 @@ def measure_ensemble(accelerator, task, index, split, draw, members, leads=None,
     """
     tables = functools.partial(_tables, accelerator.device, task, index, draw, members, leads)
     spec = task.fields.facts
-    size = trajectory_bytes(spec) * (1 + 4 * members / spec.frames)
+    size = 4 * len(spec.channels) * math.prod(spec.grid) * (spec.frames + 4 * members)
     return by_trajectory(accelerator, tables, task.fields.split(split)[:limit],
-                         int(CHUNK_BYTES // size))
+                         max(1, min(16, CHUNK_BYTES // size)))
 
 
 @eager

@@ -1,92 +1,89 @@
-"""The forecasts that an evaluation compares, of one task.
-
-A forecast is a generator that yields, for lead 1, 2, .., members (B, M, C, *grid) in physical
-units; one member where it is no ensemble:
+"""Forecasts: each is a function of `start`, what it may know of some trajectories, and yields for
+lead 1, 2, .. its members (B, M, C, *grid) in physical units; one member where it is no ensemble:
 
     persistence   the first frame                mean       of training trajectories, at each lead
     codec         decode(encode(truth))          one_step   from the true frame before
     operator      rolled out from the start
-    diffusion, consistency                       operator and corrector, an ensemble
     shuffled, shifted, halved                    the operator as a probe: with the parameters of
                                                  another trajectory; on circularly shifted fields,
                                                  shifted back; in twice as many steps of dt / 2
 """
 
+import functools
 from types import SimpleNamespace
 
 import torch
 
-from ups.eval.ensemble import corrected, inputs_at, member_noise
+from ups.config import UsageError
+from ups.data.fields import Fields
 
-LABELS = {"operator": "operator", "diffusion": "+ corrector",
-          "consistency": "+ student", "persistence": "persistence", "mean": "training mean",
-          "codec": "codec floor", "one_step": "one true step", "shuffled": "shuffled parameter",
+LABELS = {"operator": "operator", "diffusion": "+ corrector", "consistency": "+ student",
+          "steady": "steady prior", "steady_mean": "its mean alone", "law": "mean by the law",
+          "persistence": "persistence", "mean": "training mean", "codec": "codec floor",
+          "one_step": "one true step", "shuffled": "shuffled parameter",
           "shifted": "circular shift", "halved": "halved dt"}
-ENSEMBLES = ("diffusion", "consistency")
 PROBES = ("shuffled", "shifted", "halved")
-YARDSTICKS = ("persistence", "mean", "codec", "one_step")
 MEAN_OF = 256  # training trajectories
+GIVEN = 10     # frames that PDEBench gives, of which an operator sees the last
+PROTOCOLS = ("initial", "pdebench")  # a roll-out begins at the first frame, or where PDEBench's do
+PUBLISHED = {"advection1d": (256, 41), "burgers1d": (256, 41), "diffreact2d": (128, 101),
+             "swe2d": (128, 101), "darcy2d": (128, 2)}  # points per axis and frames, after strides
 
 
-def make_forecasts(task, index, operator, correctors, seed=0):
-    """Generators by name. `correctors`: {stage: (corrector, members, calls, correct_every)}."""
-    spec, average = task.fields.facts, training_mean(task)
-    free = [axis for axis, name in enumerate(spec.axes, 3 - len(spec.axes)) if name in spec.shifts]
+def make_forecasts(task, index, operator):
+    """Forecasts by name, without ensembles: those are made where they are drawn."""
+    facts = task.fields.facts
+    shifts = [axis in (facts.shifts or ()) for axis in facts.axes]
 
-    def rolled(z, dt, cond, inputs, steps, parts=1):
+    def rolled_out(z, dt, cond, inputs, steps, parts=1):
         for k in range(steps):
             for _ in range(parts):
                 z = operator(z, dt / parts, cond, index, inputs_at(inputs, k))
             yield task.decode(z[:, None])
 
     def shifted(s):
-        axes = list(range(-len(spec.grid), 0))
-        moves = [n // 3 + 1 if axis + 3 in free else 0
-                 for n, axis in zip(spec.grid, axes, strict=True)]  # as a rule, no whole tokens
+        axes = list(range(-len(facts.grid), 0))
+        moves = [n // 3 + 1 if free else 0  # as a rule, no whole tokens
+                 for n, free in zip(facts.grid, shifts, strict=True)]
         z0, inputs = task.encode(s.u[:, 0].roll(moves, axes)), None
         if s.inputs is not None:
             v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
             inputs = task.codec.encode_inputs(v).unflatten(0, s.inputs.shape[:2])
-        for p in rolled(z0, s.dt, s.cond, inputs, s.steps):
+        for p in rolled_out(z0, s.dt, s.cond, inputs, s.steps):
             yield p.roll([-n for n in moves], axes)
 
-    def ensemble(stage):
-        corrector, members, calls, every = correctors[stage]
+    def one_step(s):
+        for k in range(s.steps):
+            z = operator(task.encode(s.u[:, k]), s.dt, s.cond, index, inputs_at(s.inputs, k))
+            yield task.decode(z[:, None])
 
-        def draw(s):
-            noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
-            for _, z in corrected(operator, corrector, s.z0, s.steps, s.dt, s.cond, index, noise,
-                                  calls, every, inputs=s.inputs):
-                yield task.decode(z)
-        return draw
-
-    forecasts = {
-        "persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)),
-        "mean": lambda s: (average[None, None, k].to(s.u).expand_as(s.u[:, :1])
-                           for k in range(1, s.steps + 1)),
-        "codec": lambda s: (task.decode(task.encode(s.u[:, k:k + 1]))
-                            for k in range(1, s.steps + 1)),
-        "one_step": lambda s: (
-            task.decode(operator(task.encode(s.u[:, k]), s.dt, s.cond, index,
-                                 inputs_at(s.inputs, k))[:, None])
-            for k in range(s.steps)),
-        "operator": lambda s: rolled(s.z0, s.dt, s.cond, s.inputs, s.steps),
-    }
-    forecasts |= {stage: ensemble(stage) for stage in correctors}
-    if any(scale.low < scale.high for scale in spec.scales):
-        forecasts["shuffled"] = lambda s: rolled(s.z0, s.dt, s.other, s.inputs, s.steps)
-    if free:
+    forecasts = yardsticks(task) | {
+        "one_step": one_step,
+        "operator": lambda s: rolled_out(s.z0, s.dt, s.cond, s.inputs, s.steps)}
+    if any(scale.low < scale.high for scale in facts.scales):
+        forecasts["shuffled"] = lambda s: rolled_out(s.z0, s.dt, s.other, s.inputs, s.steps)
+    if any(shifts):
         forecasts["shifted"] = shifted
-    if spec.frames > 2:
-        forecasts["halved"] = lambda s: rolled(s.z0, s.dt, s.cond, s.inputs, s.steps, 2)
+    if facts.frames > 2:
+        forecasts["halved"] = lambda s: rolled_out(s.z0, s.dt, s.cond, s.inputs, s.steps, 2)
     return forecasts
 
 
-def training_mean(task):
-    """The mean trajectory (T, C, *grid) of some training trajectories."""
-    chosen = task.fields.split("train")
-    chosen = chosen[:: -(-len(chosen) // MEAN_OF)]
-    return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
+def yardsticks(task):
+    """What any forecast is compared with."""
+    @functools.cache
+    def average():
+        chosen = task.fields.split("train")
+        chosen = chosen[:: -(-len(chosen) // MEAN_OF)]
+        return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
+
+    def mean(s):
+        for frame in average()[1:]:  # (C, *grid)
+            yield frame.to(s.u).expand_as(s.u[:, :1])
+
+    return {"persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)), "mean": mean,
+            "codec": lambda s: (task.decode(task.encode(s.u[:, k + 1:k + 2]))
+                                for k in range(s.steps))}
 
 
 def start(task, chosen, test, device):
@@ -98,3 +95,39 @@ def start(task, chosen, test, device):
         u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
         inputs=task.inputs(chosen), dt=torch.full((len(u),), task.fields.facts.dt, device=device))
+
+
+def inputs_at(inputs, frame):
+    """Input tokens (B, N, E) from which a step starts: those of its frame, or the one for all."""
+    return None if inputs is None else inputs[:, frame if inputs.shape[1] > 1 else 0]
+
+
+def begin(fields, protocol):
+    """The fields from the first frame that a roll-out sees; all frames after it count."""
+    file, step = fields.files[0], fields.frames.step
+    if protocol == "initial" or fields.facts.steady:
+        return fields
+    if (frames := file.facts.frames) <= GIVEN * step:
+        raise UsageError(f"--protocol pdebench gives {GIVEN} frames; {file.path} has "
+                         f"{-(-frames // step)} at --stride_t {step}; use --protocol initial, "
+                         "or longer data.")
+    return Fields(fields.files, fields.stride_x, step, (GIVEN - 1) * step, fields.all_test)
+
+
+def in_words(facts, protocol):
+    """The protocol in a phrase, and a warning where it is not the published one."""
+    size, frames = " x ".join(map(str, facts.grid)) + " points", facts.frames
+    steps = f"{frames - 1} step{'s' * (frames > 2)} of {facts.dt:g}"
+    if facts.steady:
+        text = f"a steady field; {size}"
+    elif protocol == "initial":
+        text = f"rolled out from one true frame over {steps}; {size}"
+    else:
+        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; "
+                f"scored on the {steps} after them; {size}")
+        frames += GIVEN - 1
+    published = PUBLISHED.get(facts.name)
+    if protocol == "initial" or published in (None, (facts.grid[0], frames)):
+        return text
+    long = "" if facts.steady else f" and {published[1]} frames"
+    return f"{text} (published: {published[0]} points an axis{long}: do not compare)"

@@ -65,6 +65,9 @@ DEFINITIONS = {
         "members; a rank that is partly inside counts in part, so that 0.5 and 0.9 are right for "
         "any number of members"),
     "crps_block": "CRPS of block means = fair CRPS of means over blocks of 4 points an axis",
+    "residual": ("residual = rms over space of what the equation leaves, relative to its source, "
+                 "with the bundled solver's own discretisation and the true inputs; mean over "
+                 "samples; for equations that such a solver is there for"),
     "nrmse_ratio, crps_ratio": ("nRMSE and CRPS as shares of the operator's: means over "
                                 "trajectories before the ratio, whose interval resamples the same "
                                 "trajectories for both"),

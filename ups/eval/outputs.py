@@ -9,9 +9,9 @@ import io
 import json
 import math
 
+from ups.eval.finish import LEADS
 from ups.eval.forecasts import LABELS, PROBES
 from ups.eval.page import page
-from ups.eval.report import LEADS
 
 
 def write_outputs(folder, about, pictures):

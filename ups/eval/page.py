@@ -13,11 +13,12 @@ from pathlib import Path
 from string import Template
 
 from ups.eval.charts import cell, chart, key, number, table
-from ups.eval.forecasts import ENSEMBLES, LABELS, PROBES
-from ups.eval.report import LEADS
+from ups.eval.finish import LEADS
+from ups.eval.forecasts import LABELS, PROBES
 from ups.eval.style import PAGE, SCRIPT, STYLE
 from ups.eval.trajectories import trajectories
 
+ENSEMBLES = ("diffusion", "consistency")
 METRICS = {"rmse": "RMSE", "vrmse": "VRMSE", "relative_l2": "relative L2", "max_error": "max error",
            "mae": "absolute error", "crps": "CRPS", "sample_nrmse": "nRMSE of one member",
            "crmse": "cRMSE", "brmse": "bRMSE", "frmse_low": "fRMSE low", "frmse_mid": "fRMSE mid",
@@ -119,7 +120,7 @@ def _calibration(result, scored):
                     "share of the operator's absolute error", line=1),
               _over(result, scored, "spread_skill", there, "Spread / skill", "1 is right", line=1)]
     for name in there:
-        ranks = scored[name]["rank_histogram"]
+        ranks = scored[name]["rank"]
         mean = [sum(column) / len(ranks) for column in zip(*ranks, strict=True)]
         charts.append(chart(f"Rank histogram, {LABELS[name]}", range(len(mean)),
                             {"all steps": (name, mean, None, None)}, "members below the truth",

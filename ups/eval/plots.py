@@ -28,12 +28,15 @@ def _images(axes, panels, bars=True, **options):
             axis.set(xticks=[], yticks=[])
 
 
-def draw_rollouts(figure, spec, channel, shown, tables):
+def draw_rollouts(figure, spec, fields, tables):
     """Best, median and worst trajectory (rows), and how the error grows with the lead time."""
-    truth, fields = (shown[key][:, :, channel].float().cpu().numpy() for key in ("truth", "fields"))
+    tables = {name: table["nrmse"].nanmean(2) for name, table in tables.items()}  # (n, T - 1)
+    scores = tables["operator"].mean(1).sort().values
     draw = _draw_1d if len(spec.grid) == 1 else _draw_2d
-    _error_curve(draw(figure, spec, truth, fields, shown["operator"].mean(1)), tables)
-    figure.suptitle(f"{spec.name}: {spec.channels[channel]}, rolled out from the first frame "
+    axis = draw(figure, spec, fields["truth"].numpy(), fields["operator"].numpy(),
+                scores[[0, len(scores) // 2, -1]])
+    _error_curve(axis, tables)
+    figure.suptitle(f"{spec.name}: {spec.channels[0]}, rolled out from the first frame "
                     "(t = 0), test split")
 
 

@@ -1,8 +1,12 @@
-"""Judge the steady prior in physical units, beside the law of its size and the equation itself.
+"""Draw steady fields from their prior, and judge them beside the law of its size and the equation.
 
 Inputs are answered in every mirror image that the facts allow, and the answers, mirrored back, are
 averaged. Member m of an ensemble is that mean plus what was drawn in one of the images, in turn.
-Errors are those of the solution; inputs are given.
+Errors are those of the solution; inputs are given. The forecasts, of one lead:
+
+    steady        members               steady_mean   the mean alone, in one call
+    law           the mean of train, scaled by the law of its size
+    codec         decode(encode(u))     stored        the solution itself, for its residual
 """
 
 import itertools
@@ -13,21 +17,21 @@ import torch
 from ups.data.augment import moved, symmetries
 from ups.data.solvers import residual_of
 from ups.eval.ensemble import member_noise
-from ups.eval.metrics import DEFINITIONS, crps, mae, nrmse, ratio, spread_skill
+from ups.eval.finish import mean_error
+from ups.eval.forecasts import yardsticks
+from ups.eval.measure import best_median_worst, measure
+from ups.eval.metrics import DEFINITIONS, crps, ratio
 from ups.eval.plots import draw_steady, picture
-from ups.eval.rollout import by_trajectory
 from ups.train.step import eager
 
-ROWS = 1024       # members that are drawn at a time
 FACTORS = torch.logspace(-2, 2, 81, 2)  # that draws may be scaled by, a quarter to four times
 SEED = 0          # of the noise of members
+SHOWN = {"members": "steady", "mean": "steady_mean", "law": "law", "codec": "codec",
+         "stored": "stored"}  # forecasts by their names in test.json
 DEFINITION = {
     "nrmse": "nRMSE = |p - u|_2 / |u|_2 over space, of the steady field u alone (inputs are "
              "given), mean over channels and samples; physical units",
-    "residual": "residual = rms over space of what the equation leaves, relative to its source, "
-                "with the bundled solver's own discretisation and the true inputs; mean over "
-                "samples; for equations that such a solver is there for",
-    **{name: DEFINITIONS[name] for name in ("crps", "mae", "spread_skill")}}
+    **{name: DEFINITIONS[name] for name in ("residual", "crps", "mae", "spread_skill")}}
 
 
 def images(task):
@@ -88,38 +92,55 @@ def noise_of(task, chosen, members):
     return noise.unflatten(0, (len(chosen), members))
 
 
-def measure_steady(accelerator, prior, task, split, members, calls, limit=None):
-    """Scores (n, 1) by name of every sample of a split."""
+def steady_forecasts(prior, task, members, calls):
+    """Forecasts by name of one steady task."""
+    def drawn(s, calls):
+        _, v, cond = read(task, s.chosen, s.u.device)
+        return draw(prior, task, v, cond, noise_of(task, s.chosen, members).to(s.u), calls)
+
+    def law(s):
+        _, v, cond = read(task, s.chosen, s.u.device)
+        zero = torch.zeros(len(s.u), *prior.zero.shape, device=s.u.device)
+        yield task.decode(prior.latent(zero, prior.size(v, cond)))[:, None]
+
+    return {"steady": lambda s: iter([drawn(s, calls)[1]]),
+            "steady_mean": lambda s: iter([drawn(s, 1)[0][:, None]]),
+            "law": law, "codec": yardsticks(task)["codec"],
+            "stored": lambda s: iter([s.u[:, 1:]])}
+
+
+def residuals(task):
+    """What `measure` may add: the residual of the mean and of one member, where a solver knows."""
     residual = residual_of(task.facts)
 
-    @torch.no_grad()
-    def tables(chosen):
-        u, v, cond = read(task, chosen, accelerator.device)
-        mean, drawn = draw(prior, task, v, cond, noise_of(task, chosen, members).to(u), calls)
-        zero = torch.zeros(len(u), *prior.zero.shape, device=u.device)
-        law = task.decode(prior.latent(zero, prior.size(v, cond)))
-        fields = {"mean": mean, "members": drawn.mean(1), "sample": drawn[:, 0], "law": law,
-                  "codec": task.decode(task.encode(u)), "stored": u}
-        variance, square_error = spread_skill(drawn, u)
-        scores = {"crps": crps(drawn, u), "mae": mae(mean[:, None], u[:, None])[:, 0],
-                  "variance": variance, "square_error": square_error}
-        scores = {name: score.mean(1, keepdim=True) for name, score in scores.items()}
-        for name, p in fields.items():
-            scores[f"nrmse_{name}"] = nrmse(p[:, None], u[:, None])
-            if residual:
-                params = task.fields.params(chosen).to(u.device)
-                scores[f"residual_{name}"] = residual(v, p, params)[:, None]
-        return scores
+    def extra(s, p):
+        _, v, _ = read(task, s.chosen, s.u.device)
+        params = task.fields.params(s.chosen).to(s.u.device)
+        fields = {"residual": p.mean(1), "sample_residual": p[:, 0]}
+        return {name: residual(v, field, params) for name, field in fields.items()}
 
-    rows = ROWS // max(members, len(images(task)))
-    return by_trajectory(accelerator, tables, task.fields.split(split)[:limit], rows)
+    return extra if residual else None
 
 
-def summary(tables, members):
+def validate_steady(run, prior, task, calls):
+    """Validation scores in physical units; with one call they are those of the mean."""
+    members = run.cfg.members
+    forecasts = steady_forecasts(prior, task, members, calls)
+    tables, _ = measure(run.accelerator, task, {"steady": forecasts["steady"]},
+                        task.fields.split("val")[: run.cfg.val_trajectories],
+                        only=("nrmse", "sample_nrmse", "crps", "spread_skill"), members=members)
+    scores = scores_of(tables["steady"], members)
+    if calls == 1:
+        del scores["spread_skill"]
+    return {f"val/{name}": value for name, value in scores.items()}
+
+
+def scores_of(tables, members):
     """Means over samples; spread / skill is the ratio of means."""
-    mean = {name: table.mean() for name, table in tables.items()}
-    mean["spread_skill"] = ratio(mean.pop("variance"), mean.pop("square_error"), members)
-    return {name: value.item() for name, value in mean.items()}
+    spread = tables["spread_skill"].mean((0, 1, 2))
+    return {"nrmse": mean_error(tables), "nrmse_sample": tables["sample_nrmse"].nanmean().item(),
+            "crps": tables["crps"].mean().item(),
+            "spread_skill": ratio(*spread, members).item()}
 
 
 @eager
@@ -142,38 +163,44 @@ def calibrate(accelerator, prior, task, members, calls):
     Residuals of the samples that the networks saw are smaller than others, and a few samples are
     far off: the ratio of spread and skill on so few would follow those alone.
     """
-    @torch.no_grad()
-    def tables(chosen):
-        u, v, cond = read(task, chosen, accelerator.device)
-        mean, drawn = draw(prior, task, v, cond, noise_of(task, chosen, members).to(u), calls)
-        mean = mean[:, None]
-        return {"crps": torch.stack([crps(mean + factor * (drawn - mean), u).mean(1)
-                                     for factor in FACTORS], 1)}
+    forecasts = steady_forecasts(prior, task, members, calls)
 
-    rows = ROWS // max(members, len(images(task)))
-    scores = by_trajectory(accelerator, tables, task.fields.split("fit"), rows)
-    prior.scale.mul_(FACTORS[scores["crps"].mean(0).argmin()])
+    def scaled(s, drawn):
+        (mean,) = forecasts["steady_mean"](s)
+        return {"crps_scaled": torch.stack([crps(mean + factor * (drawn - mean), s.u[:, 1]).mean(1)
+                                            for factor in FACTORS], 1)}
+
+    tables, _ = measure(accelerator, task, {"steady": forecasts["steady"]},
+                        task.fields.split("fit"), only=(), members=members, extra=scaled)
+    prior.scale.mul_(FACTORS[tables["steady"]["crps_scaled"].mean((0, 1)).argmin()])
 
 
-def finish_steady(run, prior, task):
+def test_steady(run, prior, task):
     """Test once; table, `test.json` and picture. Every rank calls."""
-    accelerator, cfg = run.accelerator, run.cfg
-    tables = measure_steady(accelerator, prior, task, "test", cfg.members, cfg.calls)
-    result = {"samples": len(tables["crps"]), "members": cfg.members, "calls": cfg.calls,
-              **summary(tables, cfg.members)}
-    order = tables["nrmse_members"][:, 0].argsort()
-    picks = order[[0, len(order) // 2, -1]]  # best, median, worst
-    chosen = task.fields.split("test")[picks]
+    accelerator, cfg, test = run.accelerator, run.cfg, task.fields.split("test")
+    tables, _ = measure(accelerator, task, steady_forecasts(prior, task, cfg.members, cfg.calls),
+                        test, members=cfg.members, extra=residuals(task))
+    own = scores_of(tables["steady"], cfg.members)
+    result = {"samples": len(test), "members": cfg.members, "calls": cfg.calls,
+              "crps": own["crps"], "mae": tables["steady_mean"]["mae"].mean().item(),
+              "spread_skill": own["spread_skill"], "nrmse_sample": own["nrmse_sample"]}
+    for name, forecast in SHOWN.items():
+        result[f"nrmse_{name}"] = mean_error(tables[forecast])
+        if "residual" in tables[forecast]:
+            result[f"residual_{name}"] = tables[forecast]["residual"].mean().item()
+    if "residual_members" in result:
+        result["residual_sample"] = tables["steady"]["sample_residual"].mean().item()
+    chosen = best_median_worst(tables["steady"]["nrmse"], test)
     u, v, cond = read(task, chosen, accelerator.device)
     noise = noise_of(task, chosen, cfg.members).to(u)
     _, members = draw(prior, task, v, cond, noise, cfg.calls)  # every rank
-    if not accelerator.is_main_process:
-        return
-    run.write("test.json", {"definition": DEFINITION, "split": "test",
-                            "tasks": {task.name: result}})
-    print(table(task, result))
-    picture(run.folder / "steady.png", draw_steady, task.facts, v if v is None else v.cpu(),
-            u.cpu(), members.cpu(), tables["nrmse_members"][picks, 0])
+    if accelerator.is_main_process:
+        run.write("test.json", {"definition": DEFINITION, "split": "test",
+                                "tasks": {task.name: result}})
+        print(table(task, result))
+        scores = [tables["steady"]["nrmse"][test == one].mean().item() for one in chosen]
+        picture(run.folder / "steady.png", draw_steady, task.facts, v if v is None else v.cpu(),
+                u.cpu(), members.cpu(), scores)
 
 
 def table(task, result):

@@ -6,22 +6,23 @@ import types
 import pytest
 import torch
 from accelerate import Accelerator
-from decaying import DT, NU, STEPS, Corrector, decaying, operator
+from accelerate.utils import DistributedType
+from decaying import DT, NU, STEPS, decaying, noisy, operator
 
 from ups.config import UsageError
 from ups.data.find import open_fields
 from ups.data.make import make
-from ups.eval.evaluation import measure_all, spectrum_leads, summarise
-from ups.eval.forecasts import make_forecasts, start
-from ups.eval.protocol import begin, in_words
+from ups.eval import finish
+from ups.eval.forecasts import begin, in_words, make_forecasts, start
+from ups.eval.measure import by_trajectory, measure, spectrum_leads, summarise
 
 
 @pytest.fixture(scope="module", params=[(16,), (8, 6)], ids=["1d", "2d"])
 def measured(request):
     task = decaying(grid=request.param)
-    forecasts = make_forecasts(task, 0, operator, {"diffusion": (Corrector(), 8, 1, 1)})
-    tables, milliseconds = measure_all(Accelerator(cpu=True), task, forecasts,
-                                       task.fields.split("test"), 8)
+    forecasts = make_forecasts(task, 0, operator) | {"ensemble": noisy(8)}
+    tables, milliseconds = measure(Accelerator(cpu=True), task, forecasts,
+                                   task.fields.split("test"), members=8)
     assert set(milliseconds) == set(forecasts) and min(milliseconds.values()) > 0
     return task, tables
 
@@ -62,11 +63,13 @@ def test_the_training_mean_is_that_of_the_training_split(measured):
 
 def test_an_ensemble_is_judged_by_mean_members_and_spread(measured):
     task, tables = measured
-    own = tables["diffusion"]
-    assert own["variance"].mean().sqrt().item() == pytest.approx(0.05, rel=0.05)
-    assert own["square_error"].mean().sqrt().item() == pytest.approx(0.05 / math.sqrt(8), rel=0.3)
+    own = tables["ensemble"]
+    variance, square_error = own["spread_skill"].mean((0, 1, 2))
+    assert variance.sqrt().item() == pytest.approx(0.05, rel=0.05)
+    assert square_error.sqrt().item() == pytest.approx(0.05 / math.sqrt(8), rel=0.3)
     assert own["sample_nrmse"].mean() > own["nrmse"].mean() > 0
     assert own["rank"].shape == (10, STEPS, 9)
+    assert own["coverage_90"].mean() > own["coverage_50"].mean() > 0.6  # the truth has no noise
     energy = tables["truth"]["spectrum"]
     u = task.fields.read(task.fields.split("test"))[:, spectrum_leads(STEPS + 1)]
     assert torch.allclose(energy.sum(2), u.double().flatten(3).square().mean(3).sum(2) / 2)
@@ -74,14 +77,15 @@ def test_an_ensemble_is_judged_by_mean_members_and_spread(measured):
 
 def test_summaries_are_means_and_ratios_of_means(measured):
     task, tables = measured
-    result = summarise(tables["diffusion"], tables["operator"], task, 8)
-    scores, own, base = result["scores"], tables["diffusion"], tables["operator"]
+    scores = summarise(tables["ensemble"], tables["operator"], task.facts, 8)["scores"]
+    own, base = tables["ensemble"], tables["operator"]
     assert scores["nrmse"]["all"] == pytest.approx(own["nrmse"].mean().item())
     assert scores["nrmse"]["by_lead"] == pytest.approx(own["nrmse"].mean((0, 2)).tolist())
     assert scores["crps_ratio"]["all"] == pytest.approx(
         (own["crps"].mean() / base["mae"].mean()).item())
+    variance, square_error = own["spread_skill"].mean((0, 1, 2))
     assert scores["spread_skill"]["all"] == pytest.approx(
-        (9 / 8 * own["variance"].mean() / own["square_error"].mean()).sqrt().item())
+        (9 / 8 * variance / square_error).sqrt().item())
     assert scores["max_error"]["all"] == own["max_error"].max().item()
     assert scores["correlation_time"]["all"] == pytest.approx(DT * STEPS)
     size = task.fields.read(task.fields.split("test"))[:, 1:].double().flatten(3)
@@ -102,8 +106,21 @@ def test_a_channel_that_is_zero_is_left_out(measured):
     task, tables = measured
     table = {"nrmse": tables["operator"]["nrmse"].clone()}
     table["nrmse"][2, :, 1] = math.nan
-    score = summarise(table, table, task, 1)["scores"]["nrmse"]
+    score = summarise(table, table, task.facts)["scores"]["nrmse"]
     assert score["all"] == pytest.approx(table["nrmse"].nanmean(2).mean().item())
+    assert finish.mean_error(table) == pytest.approx(score["all"])
+
+
+def test_what_is_asked_for_alone_is_the_same(measured):
+    task, tables = measured
+    some, _ = measure(Accelerator(cpu=True), task, {"ensemble": noisy(8)},
+                      task.fields.split("test"), only=("crps", "nrmse"),
+                      extra=lambda s, p: {"first": p[:, 0].flatten(1).mean(1)})
+    assert some.keys() == {"ensemble"}
+    assert some["ensemble"].keys() == {"crps", "nrmse", "first"}
+    assert some["ensemble"]["first"].shape == (10, STEPS)
+    for metric in ("crps", "nrmse"):
+        assert torch.equal(some["ensemble"][metric], tables["ensemble"][metric])
 
 
 @pytest.mark.parametrize("frames", [1, STEPS + 1])
@@ -121,13 +138,9 @@ def test_given_channels_reach_every_step_of_every_forecast(frames):
     def told(z, dt, cond, index, inputs):
         return z + dt.view(-1, 1, 1) * inputs
 
-    class Repeats:
-        def draw(self, z0, z1_hat, lead, dt, cond, noise, index, calls, inputs):
-            return told(z0, dt, cond, index, inputs)
-
-    forecasts = make_forecasts(task, 0, told, {"diffusion": (Repeats(), 3, 1, 1)})
-    tables, _ = measure_all(Accelerator(cpu=True), task, forecasts, torch.arange(4), 3)
-    for name in ("operator", "one_step", "shifted", "halved", "diffusion"):
+    tables, _ = measure(Accelerator(cpu=True), task, make_forecasts(task, 0, told),
+                        torch.arange(4))
+    for name in ("operator", "one_step", "shifted", "halved"):
         assert tables[name]["nrmse"].max() < 1e-5 < tables["persistence"]["nrmse"].min(), name
 
 
@@ -144,10 +157,59 @@ def test_the_protocol_begins_at_the_tenth_frame(tmp_path):
     given = begin(fields, "pdebench")
     assert list(given.frames) == [18, 20, 22] and begin(fields, "initial") is fields
     assert torch.equal(given.read([0]), fields.read([0])[:, 9:])
-    assert "scored on the 2 steps after them" in in_words(given.facts, "pdebench")
+    assert "scored on the 2 steps of 0.0454545 after them" in in_words(given.facts, "pdebench")
     assert "published: 256 points an axis and 41 frames" in in_words(given.facts, "pdebench")
     make("darcy2d", out=tmp_path, samples=20, grid=16)
     steady = in_words(open_fields("darcy2d", tmp_path).facts, "pdebench")
-    assert "over 1 step;" in steady and "(published: 128 points an axis: do not comp" in steady
+    assert "a steady field;" in steady and "(published: 128 points an axis: do not comp" in steady
     with pytest.raises(UsageError, match="gives 10 frames; .* has 6 at --stride_t 4"):
         begin(open_fields("burgers1d", tmp_path, stride_t=4), "pdebench")
+
+
+@pytest.mark.parametrize("kind, rows", [("FSDP", [[2, 2], [2, 2], [1, 1]]),
+                                        ("MULTI_GPU", [[2, 2], [2, 2], [1, 1]]),
+                                        ("FSDP odd", [[3, 3], [3, 3]]),
+                                        ("MULTI_GPU odd", [[3, 3], [3, 2]])])
+def test_ranks_compute_equally_many_rows_where_a_forward_is_a_collective(kind, rows):
+    name, *odd = kind.split()
+    size, count = (3, 11) if odd else (2, 9)
+    asked, whole = [], []
+    for rank in range(2):
+        accelerator = types.SimpleNamespace(
+            num_processes=2, process_index=rank, distributed_type=DistributedType[name],
+            device="cpu", reduce=lambda table, reduction: table)
+        calls = []
+
+        def tables(chosen, calls=calls):
+            calls.append(len(chosen))
+            return {"double": 2.0 * chosen[:, None]}
+
+        chosen = torch.arange(100, 100 + count)
+        whole.append(by_trajectory(accelerator, tables, chosen, size)["double"])
+        asked.append(calls)
+    assert list(map(list, zip(*asked, strict=True))) == rows
+    assert torch.equal(sum(whole)[:, 0], 2.0 * chosen.double())
+
+
+def test_validation_and_test_of_a_stage_are_means_of_the_same_tables(tmp_path, capsys, measured):
+    """Two tasks: nRMSE of the first twice, so its geometric mean is that of one."""
+    task, tables = measured
+    written = {}
+    run = types.SimpleNamespace(
+        accelerator=Accelerator(cpu=True), cfg=types.SimpleNamespace(val_trajectories=4),
+        folder=tmp_path, write=lambda name, values: written.update({name: values}))
+    scores = finish.validate(run, operator, [task, decaying("other", task.facts.grid)])
+    assert scores["val/nrmse_rollout"] == pytest.approx(expected(-0.1).mean().item(), rel=1e-3)
+    assert scores["val/other/nrmse_1"] == pytest.approx(scores["val/nrmse_1"], rel=1e-3)
+    finish.test_operator(run, operator, [task])
+    result = written["test.json"]["tasks"][task.name]
+    assert result["leads"] == [1, 5, 10] and result["trajectories"] == 10
+    assert result["nrmse_1"] == finish.mean_error(tables["one_step"])
+    for name in ("operator", "persistence", "codec"):
+        assert result["nrmse_rollout"][name] == finish.mean_error(tables[name])
+        assert result["nrmse"][name][1] == pytest.approx(tables[name]["nrmse"][:, 4].mean().item())
+    assert result["conservation_drift"] == tables["operator"]["drift"].mean().item()
+    text = capsys.readouterr().out
+    assert "step 10" in text and "step 20" not in text
+    assert f"{result['nrmse_rollout']['operator']:11.2e}" in text
+    assert (tmp_path / "rollout.png").stat().st_size > 10_000

@@ -1,0 +1,146 @@
+"""What the stages say of themselves: validation while they train, and their one test at the end,
+which prints a table, writes `test.json` and leaves a picture. Every rank calls.
+"""
+
+import math
+
+import torch
+
+from ups.data.fields import Fields
+from ups.eval.forecasts import make_forecasts
+from ups.eval.measure import best_median_worst, measure, show
+from ups.eval.metrics import DRIFT, NRMSE
+from ups.eval.plots import draw_codec, draw_rollouts, picture
+from ups.models.codec import compare_at, truncate
+
+LEADS = (1, 5, 10, 20, 40)  # that tables show
+ROWS = {"operator": "operator", "persistence": "persistence", "codec": "codec floor"}
+FINE = 8  # trajectories on which any-point decoding is judged
+
+
+def operator_errors(accelerator, model, task, index, chosen, names=(*ROWS, "one_step")):
+    """{forecast: {"nrmse": (n, T - 1, C), "drift": ..}} of an operator and its yardsticks."""
+    forecasts = make_forecasts(task, index, model)
+    tables, _ = measure(accelerator, task, {name: forecasts[name] for name in names}, chosen,
+                        only=("nrmse", "drift"))
+    return tables
+
+
+def mean_error(tables):
+    """nRMSE: the mean over trajectories, leads and channels; what is zero everywhere is left out"""
+    return tables["nrmse"].nanmean(2).nanmean().item()
+
+
+def validate(run, model, tasks):
+    """Errors of each task in physical units, and their geometric mean: so all tasks count alike."""
+    scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
+    for index, task in enumerate(tasks):
+        chosen = task.fields.split("val")[: run.cfg.val_trajectories]
+        tables = operator_errors(run.accelerator, model, task, index, chosen,
+                                 ("one_step", "operator"))
+        for name, forecast in (("nrmse_1", "one_step"), ("nrmse_rollout", "operator")):
+            error = mean_error(tables[forecast])
+            scores[f"val/{name}"] *= error ** (1 / len(tasks))
+            if len(tasks) > 1:
+                scores[f"val/{task.name}/{name}"] = error
+    return scores
+
+
+def test_operator(run, model, tasks):
+    """Roll out every task from the first frame of its test trajectories."""
+    results = {}
+    for index, task in enumerate(tasks):
+        test = task.fields.split("test")
+        tables = operator_errors(run.accelerator, model, task, index, test)
+        result = results[task.name] = summary(tables)
+        if task.conserved:
+            result["conservation_drift"] = tables["operator"]["drift"].mean().item()
+        chosen = best_median_worst(tables["operator"]["nrmse"], test)
+        operator = {"operator": make_forecasts(task, index, model)["operator"]}
+        fields = show(run.accelerator, task, operator, chosen, test)
+        if run.accelerator.is_main_process:
+            print(table(task.name, result))
+            name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
+            picture(run.folder / name, draw_rollouts, task.fields.facts, fields, tables)
+    if run.accelerator.is_main_process:
+        run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
+                                "tasks": results})
+        print(NRMSE + ".")
+
+
+def summary(tables):
+    """Means over trajectories: at some lead times, over the whole roll-out, and for one step."""
+    by_lead = {name: tables[name]["nrmse"].nanmean(2).nanmean(0) for name in ROWS}
+    leads = [lead for lead in LEADS if lead <= len(by_lead["operator"])]
+    return {"trajectories": len(tables["operator"]["nrmse"]), "leads": leads,
+            "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
+            "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
+            "nrmse_1": mean_error(tables["one_step"])}
+
+
+def table(name, result):
+    """The headline table as text."""
+    head = "".join(f"{f'step {lead}':>11}" for lead in result["leads"])
+    lines = [f"\n{name}: test nRMSE of {result['trajectories']} trajectories, rolled out from the "
+             "first frame", f"{'':14}{head}{'all steps':>11}"]
+    for row, label in ROWS.items():
+        values = [*result["nrmse"][row], result["nrmse_rollout"][row]]
+        lines.append(f"{label:14}" + "".join(f"{value:11.2e}" for value in values))
+    lines.append(f"one step from the true frame: {result['nrmse_1']:.2e}")
+    if "conservation_drift" in result:
+        lines.append(f"drift of the conserved mean:  {result['conservation_drift']:.2e}")
+    return "\n".join(lines)
+
+
+# codecs
+def codec_error(accelerator, codec, task, split):
+    """nRMSE of decode(encode(u))."""
+    def forecast(s):
+        for k in range(s.steps):
+            yield codec.decode(codec.encode(s.u[:, k + 1]))[:, None]
+
+    tables, _ = measure(accelerator, task, {"codec": forecast}, task.fields.split(split),
+                        only=("nrmse",))
+    return mean_error(tables["codec"])
+
+
+@torch.no_grad()
+def test_codec(run, codec, task):
+    """Compare with the patch codec of the same width, and at points between those of the grid."""
+    spec, fields, device = codec.spec, task.fields, codec.weight.device
+    patch = truncate(task.codec, spec.width).to(device)
+    values = len(spec.channels) * math.prod(spec.grid)
+    result = {"compression": values / (math.prod(spec.tokens) * spec.width),
+              "width": spec.width, "tokens": list(spec.tokens)}
+    for name, one in (("grid", codec), ("patch", patch)):
+        result[f"nrmse_{name}"] = codec_error(run.accelerator, one, task, "test")
+    if not run.accelerator.is_main_process:
+        return
+    ratio = result["nrmse_patch"] / result["nrmse_grid"]
+    print(f"\n{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} field "
+          f"values per latent value\ngrid codec  {result['nrmse_grid']:.2e}\n"
+          f"patch codec {result['nrmse_patch']:.2e}   ({ratio:.2f} times)")
+    if fields.stride_x > 1:
+        result["any_point"] = any_point_errors(codec, fields)
+        print(f"read at all {fields.stride_x * spec.grid[0]} points per axis: " + ", ".join(
+            f"{name} {value:.2e}" for name, value in result["any_point"].items()))
+    run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
+                            "tasks": {spec.name: result}})
+    u = fields.read(fields.split("test")[:1])[0, :: max(1, fields.facts.frames // 3)][:3].to(device)
+    picture(run.folder / "codec.png", draw_codec, fields.facts, u, codec.decode(codec.encode(u)),
+            patch.decode(patch.encode(u)))
+
+
+def any_point_errors(codec, fields):
+    """nRMSE of fields read at every point of the stored grid, from the thinned grid of the codec.
+
+    `decode_at` sees the latents; the two interpolations see the true values on the thinned grid.
+    """
+    stored = Fields(fields.files, 1, fields.frames.step, fields.frames.start)
+    chosen = fields.split("test")[:FINE]
+    u, fine = fields.read(chosen).flatten(0, 1), stored.read(chosen).flatten(0, 1)
+    axes = [(torch.arange(n, dtype=torch.float64) + 0.5) / n for n in fine.shape[2:]]
+    points = torch.cartesian_prod(*axes).view(-1, len(axes)).to(codec.weight.device)  # in [0, 1]
+    parts = [compare_at(codec, coarse.to(points.device), points, true.to(points.device))
+             for coarse, true in zip(u.split(32), fine.flatten(2).mT.split(32), strict=True)]
+    return {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}

@@ -1,0 +1,230 @@
+"""Measure forecasts in physical units: the one place where a prediction meets the stored solution.
+
+    trajectories -> start -> forecast: members (B, M, C, *grid) of lead 1, 2, .. -> score -> tables
+
+A table has a row for each trajectory and a column for each lead (n, T - 1, C, ..), so that means,
+ratios and intervals can be formed of it. Some trajectories, one lead at a time, are in memory.
+Every rank takes its share of them, in chunks that any number of processes has alike: so is each
+bit of a table, on a CPU. Errors of an ensemble are those of its mean.
+"""
+
+import functools
+import math
+
+import torch
+from accelerate.utils import DistributedType
+from tqdm import tqdm
+
+from ups.eval import metrics
+from ups.eval.forecasts import PROBES, start
+from ups.train.ranks import now
+from ups.train.step import eager
+
+CHUNK = 16                # trajectories at a time, at most
+CHUNK_BYTES = 256 << 20   # of fields that are held at a time
+FIELD = {"nrmse": metrics.channel_nrmse, "rmse": metrics.rmse, "vrmse": metrics.vrmse,
+         "max_error": metrics.max_error, "crmse": metrics.crmse, "brmse": metrics.brmse,
+         "mae": metrics.mae, "correlation": metrics.correlation, "frmse": metrics.frmse}
+BANDS = ("frmse_low", "frmse_mid", "frmse_high")
+MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "sample_nrmse", "crmse", "brmse",
+         "drift", "residual", "coverage_50", "coverage_90")  # whose summary is a plain mean
+BLOCK = 4  # points an axis of the blocks of `crps_block`
+
+
+@eager
+@torch.no_grad()
+def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=None, title=None):
+    """{forecast: {metric: table}} of the trajectories `chosen`, and {forecast: milliseconds} of a
+    step of one trajectory. Every rank calls, and gets all.
+
+    only     metrics to compute; all of them where it is None, and "truth" has the true spectrum
+    members  the largest number of any forecast, for memory
+    extra    a function of (start, members) that gives more metrics {name: (B, ..)} of a lead
+    """
+    facts, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
+    frame = 4 * len(facts.channels) * math.prod(facts.grid)
+    size = max(1, min(CHUNK, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
+
+    def tables(part):
+        s = start(task, part, chosen, accelerator.device)
+        return _tables(s, task.conserved, forecasts, seconds, only, extra)
+
+    for (name, metric), table in by_trajectory(accelerator, tables, chosen, size, title).items():
+        results.setdefault(name, {})[metric] = table
+    return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
+
+
+def by_trajectory(accelerator, tables, chosen, size, title=None):
+    """`tables(some of chosen)`, a dictionary of (B, ..), for all of them: (n, ..), on every rank.
+
+    `size` trajectories at a time; the ranks, in turn, all call equally often. A forward of FSDP2
+    is a collective, so there all have equally many rows too. `title`: of a bar.
+    """
+    whole, world = {}, accelerator.num_processes
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    for first in tqdm(range(0, len(chosen), size * world), title, unit="chunk",
+                      disable=title is None or not accelerator.is_main_process):
+        begin = first + size * accelerator.process_index
+        own = chosen[begin : begin + size]  # of the last ranks fewer, or none
+        wanted = min(size, len(chosen) - first) if sharded else 1
+        more = chosen[:1].expand(max(0, wanted - len(own)))
+        for name, table in tables(torch.cat([own, more])).items():
+            if name not in whole:
+                shape = len(chosen), *table.shape[1:]
+                whole[name] = torch.zeros(shape, dtype=torch.float64)
+            whole[name][begin : begin + size] = table[: len(own)].double().cpu()
+    if world > 1:
+        for name, table in whole.items():
+            table = table.to(accelerator.device)
+            whole[name] = accelerator.reduce(table, reduction="sum").cpu()
+    return whole
+
+
+def _tables(s, conserved, forecasts, seconds, only, extra):
+    """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`; spectra at some leads."""
+    rows, kept = {}, spectrum_leads(s.steps + 1)
+    energies = {}
+    if only is None:
+        energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
+        rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
+    for name, forecast in forecasts.items():
+        wanted = ("nrmse",) if only is None and name in PROBES else only
+        for k, p in enumerate(_timed(forecast(s), seconds[name], len(s.u)), start=1):
+            scores = score(p, s.u[:, k], s.u[:, 0], conserved, energies.get(k), wanted)
+            if k not in kept:
+                scores.pop("spectrum", None)
+            for metric, value in (scores | (extra(s, p) if extra else {})).items():
+                rows.setdefault((name, metric), []).append(value)
+    return {key: torch.stack(values, 1) for key, values in rows.items()}
+
+
+def _timed(generator, seconds, trajectories):
+    """Pass a generator on, and note the seconds that it takes for each lead and trajectory."""
+    begin = now()
+    for item in generator:
+        seconds.append((now() - begin) / trajectories)
+        yield item
+        begin = now()
+
+
+def score(p, y, u0, conserved=(), energy=None, only=None):
+    """Metrics (B, C, ..) of members p (B, M, C, *grid) against y (B, C, *grid) of one lead."""
+    mean, y1 = p.mean(1, keepdim=True), y[:, None]
+
+    @functools.cache
+    def own():
+        return metrics.spectrum(p).mean(1, keepdim=True)
+
+    each = {name: lambda f=f: f(mean, y1)[:, 0] for name, f in FIELD.items()}
+    each |= {"size": lambda: metrics.rmse(torch.zeros_like(y1), y1)[:, 0],
+             "crps": lambda: metrics.crps(p, y),
+             "crps_block": lambda: metrics.crps(metrics.block_means(p, BLOCK),
+                                                metrics.block_means(y1, BLOCK)[:, 0])}
+    if conserved:
+        each["drift"] = lambda: metrics.drift(mean.double(), u0.double(), conserved)[:, 0]
+    if energy is not None:
+        each |= {"spectrum": lambda: own()[:, 0].sum(1),
+                 "spectrum_error": lambda: torch.stack(
+                     metrics.spectrum_error(own(), energy, y.shape[2:]), -1)[:, 0]}
+    if p.shape[1] > 1:
+        each |= {"spread_skill": lambda: torch.stack(metrics.spread_skill(p, y), -1),
+                 "sample_nrmse": lambda: metrics.channel_nrmse(p[:, :1], y1)[:, 0],
+                 "coverage_50": lambda: metrics.coverage(p, y, 0.5),
+                 "coverage_90": lambda: metrics.coverage(p, y, 0.9),
+                 "rank": lambda: metrics.rank_histogram(p, y).mean(1)}
+    return {name: make() for name, make in each.items() if only is None or name in only}
+
+
+def spectrum_leads(frames):
+    """The first, the middle and the last lead."""
+    return sorted({1, frames // 2, frames - 1})
+
+
+# summaries
+def summarise(tables, base, facts, members=1, seed=0):
+    """Means, by lead and over all leads, with bootstrap intervals: plain values for JSON.
+
+    `base`: the tables of the forecast to which ratios are formed.
+    """
+    count, scores = len(tables["nrmse"]), {}
+    weights = torch.cat([torch.full((1, count), 1 / count, dtype=torch.float64),
+                         metrics.resamplings(count, seed=seed)])
+
+    def add(name, combine, *parts):
+        """Parts (n, T) or (n, T, C) -> means over channels and resampled trajectories."""
+        over = [_weighted(weights, part.nanmean(2) if part.ndim > 2 else part) for part in parts]
+        scores[name] = _record(combine(*(part.nanmean(1) for part in over)), combine(*over))
+        if parts[0].ndim > 2 and len(facts.channels) > 1:
+            each = [_weighted(weights[:1], part)[0] for part in parts]  # (T, C)
+            whole, by_lead = combine(*(part.nanmean(0) for part in each)), combine(*each)
+            scores[name]["by_channel"] = {
+                channel: {"all": whole[c].item(), "by_lead": by_lead[:, c].tolist()}
+                for c, channel in enumerate(facts.channels)}
+
+    for band, name in enumerate(BANDS if "frmse" in tables else ()):
+        add(name, lambda mean: mean, tables["frmse"][..., band])
+    for name in MEANS:
+        if name in tables:
+            add(name, lambda mean: mean, tables[name])
+    for name in ("nrmse", "crps"):
+        if name in tables and tables is not base:
+            add(f"{name}_ratio", torch.divide, tables[name], base[name])
+    if "spectrum_error" in tables:
+        add("spectrum_error", torch.divide, *tables["spectrum_error"].unbind(-1))
+    if "spread_skill" in tables:
+        add("spread_skill", lambda variance, error: metrics.ratio(variance, error, members),
+            *tables["spread_skill"].unbind(-1))
+    if "max_error" in tables:
+        worst = tables["max_error"]
+        scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}
+    if "size" in tables:
+        length = metrics.correlation_time(tables["correlation"], facts.dt)
+        relative = metrics.relative_l2(tables["rmse"], tables["size"])
+        for name, table in (("correlation_time", length), ("relative_l2", relative)):
+            scores[name] = _record(_weighted(weights, table.nanmean(1)))
+    result = {"members": members, "scores": scores,
+              "nrmse_by_trajectory": tables["nrmse"].nanmean((1, 2)).tolist()}
+    for name in ("spectrum", "rank"):  # (leads, K) and (T - 1, M + 1)
+        if name in tables:
+            result[name] = tables[name].mean(0).tolist()
+    return result
+
+
+def _weighted(weights, table):
+    """Means (draws, ..) of the rows of a table (n, ..); what is NaN is left out."""
+    there = ~table.isnan()
+    total, share = (torch.einsum("dn,n...->d...", weights, part)
+                    for part in (torch.where(there, table, 0.0), there.double()))
+    return total / share
+
+
+def _record(whole, by_lead=None):
+    """Row 0 is the value, the others are its resamplings."""
+    out = {"all": whole[0].item(), "interval": metrics.interval(whole[1:]).tolist()}
+    if by_lead is not None:
+        low, high = metrics.interval(by_lead[1:]).tolist()
+        out |= {"by_lead": by_lead[0].tolist(), "low": low, "high": high}
+    return out
+
+
+@eager
+@torch.no_grad()
+def show(accelerator, task, forecasts, chosen, test):
+    """Fields (n, T, *grid) of the first channel: `truth`, forecasts, and spreads of ensembles."""
+    s = start(task, chosen, test, accelerator.device)
+    fields = {"truth": s.u[:, :, 0]}
+    for name, forecast in forecasts.items():
+        means, spreads = [s.u[:, 0, 0]], [torch.zeros_like(s.u[:, 0, 0])]
+        for p in forecast(s):
+            means.append(p[:, :, 0].mean(1))
+            spreads.append(p[:, :, 0].std(1, correction=int(p.shape[1] > 1)))
+        fields[name] = torch.stack(means, 1)
+        if p.shape[1] > 1:
+            fields[f"{name} spread"] = torch.stack(spreads, 1)
+    return {name: field.float().cpu() for name, field in fields.items()}
+
+
+def best_median_worst(table, chosen):
+    """Three of the trajectories `chosen`, by their nRMSE in a table (n, T - 1, C)."""
+    order = table.nanmean((1, 2)).argsort()
+    return chosen[order[[0, len(order) // 2, -1]]]
