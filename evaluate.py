@@ -32,7 +32,7 @@ from ups.latents import open_tasks
 from ups.stages import inherit, load_corrector, load_operator
 from ups.train.ranks import make_accelerator, on_main
 
-ENSEMBLES = {"diffusion", "consistency"}
+ENSEMBLES = ("diffusion", "consistency")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def find_stages(run):
         near = difflib.get_close_matches(run.name, there, n=1)
         raise UsageError(f"there is no run {run}; " + (f"the nearest is {run.parent / near[0]}."
                          if near else "train one with `accelerate launch train_operator.py`."))
-    done = [stage for stage in (*sorted(ENSEMBLES), "steady")  # what still trains is left out
+    done = [stage for stage in (*ENSEMBLES, "steady")  # what still trains is left out
             if read_json(run / stage / "exit.json").get("status") == "done"]
     steady = read_json(run / "steady" / "test.json") if "steady" in done else {}
     if steady and not (run / "operator").is_dir():
@@ -104,7 +104,7 @@ def evaluate(accelerator, cfg, task, index, stages):
     """Numbers and pictures of a task, the same on every rank."""
     operator, sizes, calls = stages["operator"].model, {}, {}
     forecasts = make_forecasts(task, index, operator)
-    for name in ENSEMBLES & stages.keys():
+    for name in [name for name in ENSEMBLES if name in stages]:
         sizes[name] = cfg.members or stages[name].settings.members
         calls[name] = calls_of(cfg, name, stages[name])
         forecasts[name] = drawn(operator, stages[name], sizes[name], calls[name], index, task,
