@@ -7,11 +7,24 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 torch.set_num_threads(1)
 
+# files that start processes and wait for them; with two workers one of them must not come last
+LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator", "test_fault_silence",
+        "test_fault_restart", "test_parallel_parts", "test_correctors", "test_train_ensemble",
+        "test_fault_step", "test_rehearsal", "test_train_codec", "test_train_steady",
+        "test_evaluate", "test_fields")
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: hours of faults; only with `pytest -m soak`")
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
+    config.option.loadscopereorder = False  # xdist would begin with the files of most tests
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    place = {name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +38,11 @@ def fresh_process():
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile traces and differentiates as always; its C++ code would take a minute."""
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic=None, **options: compiler(
+        function, dynamic=dynamic, backend="aot_eager"))

@@ -93,7 +93,7 @@ def test_what_has_no_gradient_stands_still():
                                                      strict=True))
 
 
-def test_compiled_updates_are_the_same(monkeypatch):
+def test_compiled_updates_are_the_same(monkeypatch, traced):
     """As they are inside of a CUDA graph."""
     model, x = parts()
     twin = copy.deepcopy(model)
