@@ -8,7 +8,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 torch.set_num_threads(1)
 
 # files that start processes and wait for them; with two workers one of them must not come last
-LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator", "test_fault_silence",
+LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator",
+        "test_fault_silence",
         "test_fault_restart", "test_parallel_parts", "test_correctors", "test_train_ensemble",
         "test_fault_step", "test_rehearsal", "test_train_codec", "test_train_steady",
         "test_evaluate", "test_fields")
