@@ -16,10 +16,7 @@ import math
 
 import torch
 from accelerate.utils import DistributedType
-from torch.utils.data import DataLoader
 
-from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.data.find import names_of
 from ups.eval.finish import codec_error, test_codec
@@ -36,7 +33,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import AdamW, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +68,15 @@ class Config(RunConfig):
                              "by --tasks.")
 
 
-def prepared(batch, cfg, task):
-    """Add the fields, and what is random in this step: query points and noise on the latents."""
+def draw(batch, cfg, task):
+    """The fields of this step, and its random numbers: noise on the latents and query points."""
     z = batch["z"][:, batch["step"] % 2]  # either frame of the window
     batch = {"u": task.codec.decode(z), "rows": batch["rows"], "step": batch["step"]}
-    batch["noise"] = cfg.noise * noise.normal(batch, cfg, (z.shape[1], cfg.width))
-    source = noise.generator(z.device, cfg.seed, batch["step"], stream=1)
-    points = math.prod(task.codec.grid)
-    batch["index"] = torch.randint(points, (cfg.points,), device=z.device, generator=source)
+    batch["noise"] = cfg.noise * noise.normal(batch, cfg, z.shape[1], cfg.width, use="noise")
+    source = noise.generator(z.device, cfg.seed, batch["step"], use="points")
+    index = torch.randint(math.prod(task.codec.grid), (cfg.points,), device=z.device,
+                          generator=source)
+    batch["index"] = index.expand(len(z), -1)
     return batch
 
 
@@ -87,72 +85,63 @@ def main(argv=None):
     with Run(cfg, f"codec/{names_of(cfg)[0]}") as run:
         if run.finished:
             return
-        accelerator = run.accelerator
         if read_json(run.folder / "model" / "config.json").get("kind") == "patch":
             raise UsageError(f"{run.folder} holds the patch codec of this run's operator, which "
                              "would be lost; give another --run.")
-        if accelerator.distributed_type == DistributedType.FSDP:
+        if run.accelerator.distributed_type == DistributedType.FSDP:
             raise UsageError("a codec is too small for FSDP, and encodes and decodes outside of "
                              "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
-        latents = open_latents(accelerator, cfg, "train", folder=run.folder / "start",
-                               components="all")  # lossless tokens: fields, by memory map
-        task, = latents.tasks
-        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options(latents.windows))
+        data = open_latents(run, cfg, "train", folder=run.folder / "start",
+                            components="all")  # lossless tokens: fields, by memory map
+        (task,) = data.tasks
+        loader = run.loader(data)
 
         def frames(split, pieces=16):  # for the closed-form start
             for u in itertools.islice(frames_of(task.fields, split), pieces):
-                yield u.to(accelerator.device)
+                yield u.to(task.codec.weight.device)
 
         # model
         if not 1 <= cfg.width <= task.codec.spec.width:
             raise UsageError(f"--width {cfg.width}: a patch of {task.codec.spec.width} values is "
                              f"compressed to 1 to {task.codec.spec.width} latent channels.")
-        model = from_patch(task.codec, cfg.width, cfg.model).to(accelerator.device)
+        model = from_patch(task.codec, cfg.width, cfg.model).to(run.accelerator.device)
         fit_line(model, lambda: frames("train"), lambda: frames("val"))
-        if cfg.compile:
-            compile_model(model)
+        run.compile(model)
         optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
-
-        # prepare
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        ema = EMA(model, cfg.ema, compile=run.graphs)
+        model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
+        ema = EMA(model, cfg.ema)
         loss = functools.partial(codec_loss, point=cfg.point_weight, inverse=cfg.inverse_weight)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
-                            shared=("index",))
-        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-                   lineage=latents.lineage)
+        backward = Backward(run, model, loss)
+        run.resume(model, optimizer, ema, backward, built_on=data.fingerprints)
 
-        # train
+        @run.replay                                  # with --compile on a GPU: a CUDA graph
         def update():
-            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            grad_norm = run.accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
-        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+        # train
+        for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
-            loss = backward(prepared(batch, cfg, task))  # same outcome on every rank
+            loss = backward(draw(batch, cfg, task))  # gradients; all ranks agree on the outcome
             grad_norm = update()
-
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    codec = accelerator.unwrap_model(model)
-                    scores = {"val/nrmse": codec_error(accelerator, codec, task, "val")}
-                run.log(scores)
-                ema.keep_best(scores["val/nrmse"])
+                    codec = run.accelerator.unwrap_model(model)
+                    error = codec_error(run.accelerator, codec, task, "val")
+                run.log({"val/nrmse": error})
+                ema.keep_best(error)
             if run.every(cfg.save_every) or run.stopping:
                 run.save()
 
-        # export
+        # export and test
         with ema.applied(model, best=True):
-            codec = accelerator.unwrap_model(model)
+            codec = run.accelerator.unwrap_model(model)
             measure_weight(codec, next(frames("train"))[:256])
             run.export(model, codec.config | {"data": task.fields.digest})
             test_codec(run, codec, task)

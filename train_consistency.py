@@ -14,10 +14,6 @@ import dataclasses
 import functools
 import math
 
-from torch.utils.data import DataLoader
-
-from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
@@ -29,7 +25,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +54,23 @@ class Config(RunConfig):
 
 def student_loss(model, batch, teacher, tasks):
     """Distance (B,) of the student's jumps to the end of the teacher's trajectory."""
-    z, inputs = batch["z"][:, :2], batch.get("inputs")  # the truth is not needed
-    z, inputs = tasks[batch["task"]].augment(z, batch.get("shift"), inputs)
+    task, inputs = tasks[batch["task"]], batch.get("inputs")
+    z, inputs = task.augment(batch["z"][:, :2], batch.get("shift"), inputs)  # without the truth
     z0, z1_hat = z.unbind(1)  # (B, N, D)
     given = dict(z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"], cond=batch["cond"],
                  task=batch["task"], inputs=inputs if inputs is None else inputs[:, 0])
     student = functools.partial(consistency, functools.partial(model, **given))
     denoiser = functools.partial(denoise, functools.partial(teacher, **given))
     return distillation_loss(student, denoiser, LADDER[0] * batch["noise"], LADDER, JUMPS,
-                             weight=batch["valid"])
+                             weight=task.valid)
 
 
 def prepared(batch, cfg, tasks):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.shift:
-        batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
-    batch["valid"] = (batch["channel_weight"] > 0).float()  # not the padding
-    batch["noise"] = batch["valid"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+        batch["shift"] = noise.uniform(batch, cfg, 3, use="augment")  # share of each axis
+    normal = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
+    batch["noise"] = tasks[batch["task"]].valid * normal
     return batch
 
 
@@ -101,43 +97,38 @@ def main(argv=None):
         teacher = load_corrector(cfg.run, "diffusion", operator)
         for frozen in (operator.model, teacher.model):
             frozen.to(accelerator.device)
-        latents = open_latents(accelerator, inherit(cfg, operator), "fit", length=math.inf)
+        latents = open_latents(run, inherit(cfg, operator), "fit", length=math.inf)
         residuals = Residuals(operator.model, latents.windows, accelerator.device, cfg.start_every)
-        sampler = StepSampler(residuals.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        loader = DataLoader(residuals, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options())
+        loader = run.loader(residuals)
 
         # model
         model = copy.deepcopy(teacher.model).requires_grad_(True)
         model.kind = "consistency"
-        if cfg.compile:
-            compile_model(model, len(latents.tasks))
-            compile_model(teacher.model, len(latents.tasks))
+        run.compile(model)
+        run.compile(teacher.model)
         optimizer = Muon(model, cfg.lr, momentum=0.95, rms=0.4, weight_decay=cfg.weight_decay)
 
         # prepare
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         student = accelerator.unwrap_model(model)  # draws members with the weights of `model`
-        ema = EMA(model, cfg.ema, compile=run.graphs)
+        ema = EMA(model, cfg.ema)
         loss = functools.partial(student_loss, teacher=teacher.model, tasks=latents.tasks)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
-                            shared=("channel_weight", "valid"))
-        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-                   lineage=latents.lineage | {
-                       "operator": operator.mark, "diffusion": teacher.mark})
+        backward = Backward(run, model, loss)
+        run.resume(model, optimizer, ema, backward, built_on=latents.fingerprints | {
+            "operator": operator.mark, "diffusion": teacher.mark})
 
         # train
-        def update(task):  # what only other tasks use has no gradient and stays as it is
+        @run.replay  # with --compile on a GPU: a CUDA graph
+        def update():
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(prepared(batch, cfg, latents.tasks))
-            grad_norm = update(batch["task"])
+            grad_norm = update()
 
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})

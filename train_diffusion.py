@@ -13,10 +13,6 @@ import dataclasses
 import functools
 import math
 
-from torch.utils.data import DataLoader
-
-from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, val_ratio
 from ups.latents import open_latents
@@ -29,7 +25,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,22 +58,23 @@ class Config(RunConfig):
 
 def diffusion_loss(model, batch, tasks):
     """Error (B,) of denoising the compressed residual."""
-    z, inputs = tasks[batch["task"]].augment(batch["z"], batch.get("shift"), batch.get("inputs"))
+    task = tasks[batch["task"]]
+    z, inputs = task.augment(batch["z"], batch.get("shift"), batch.get("inputs"))
     z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
     clean = compress(z1 - z1_hat, batch["table"])
     net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
                             cond=batch["cond"], task=batch["task"],
                             inputs=inputs if inputs is None else inputs[:, 0])
-    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=batch["valid"])
+    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=task.valid)
 
 
 def prepared(batch, cfg, tasks, corrector):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.shift:
-        batch["shift"] = noise.uniform(batch, cfg, (3,), stream=1)  # share of each axis
-    batch["valid"] = (batch["channel_weight"] > 0).float()  # not the padding
-    batch["noise"] = batch["valid"] * noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
-    batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
+        batch["shift"] = noise.uniform(batch, cfg, 3, use="augment")  # share of each axis
+    normal = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
+    batch["noise"] = tasks[batch["task"]].valid * normal
+    batch["sigma"] = training_sigma(noise.normal(batch, cfg, use="sigma"), cfg.sigma_mean,
                                     cfg.sigma_std)
     batch["table"] = corrector.table(batch["task"], batch["lead"])
     return batch
@@ -104,41 +101,36 @@ def main(argv=None):
         # data
         operator = load_operator(cfg.run)
         operator.model.to(accelerator.device)
-        latents = open_latents(accelerator, inherit(cfg, operator), "fit", length=math.inf)
+        latents = open_latents(run, inherit(cfg, operator), "fit", length=math.inf)
         residuals = Residuals(operator.model, latents.windows, accelerator.device, cfg.start_every)
-        sampler = StepSampler(residuals.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        loader = DataLoader(residuals, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options())
+        loader = run.loader(residuals)
 
         # model
         tables = [residuals.compression(index) for index in range(len(latents.tasks))]
-        model = Corrector(cfg.model, operator.model.tasks, tables)
-        if cfg.compile:
-            compile_model(model, len(latents.tasks))
+        model = run.compile(Corrector(cfg.model, operator.model.tasks, tables))
         optimizer = Muon(model, cfg.lr, momentum=0.95, rms=0.4, weight_decay=cfg.weight_decay)
 
         # prepare
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         corrector = accelerator.unwrap_model(model)  # draws members with the weights of `model`
-        ema = EMA(model, cfg.ema, compile=run.graphs)
+        ema = EMA(model, cfg.ema)
         loss = functools.partial(diffusion_loss, tasks=latents.tasks)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs,
-                            shared=("channel_weight", "valid"))
-        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-                   lineage=latents.lineage | {"operator": operator.mark})
+        backward = Backward(run, model, loss)
+        run.resume(model, optimizer, ema, backward,
+                   built_on=latents.fingerprints | {"operator": operator.mark})
 
         # train
-        def update(task):  # what only other tasks use has no gradient and stays as it is
+        @run.replay  # with --compile on a GPU: a CUDA graph
+        def update():
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(prepared(batch, cfg, latents.tasks, corrector))
-            grad_norm = update(batch["task"])
+            grad_norm = update()
 
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
@@ -152,8 +144,7 @@ def main(argv=None):
 
         # export
         with ema.applied(model, best=True):
-            run.export(model, {"model": dataclasses.asdict(cfg.model),
-                               "tasks": operator.config["tasks"],
+            run.export(model, {"tasks": operator.config["tasks"],
                                "tables": [tuple(table.shape) for table in tables]})
             correctors = {f"diffusion, {cfg.calls} calls": (corrector, cfg.calls)}
             finish_ensembles(run, operator.model, correctors, latents.tasks)

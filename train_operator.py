@@ -1,21 +1,16 @@
-"""Learn the latent time step  z(t), dt, parameters -> z(t + dt)  of one or several PDEs.
+"""Learn one time step in latent space:  z(t), dt, PDE parameters -> z(t + dt).
 
     accelerate launch train_operator.py                                           # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml train_operator.py --compile
     accelerate launch --config_file accelerate_configs/2gpu.yaml train_operator.py --compile
 
-Run the same command again to resume. Data, codec and latent cache are made where they are missing.
-Writes into runs/NAME/operator/: metrics.jsonl, checkpoints/, model/, test.json and rollout.png.
+The same command again resumes. Data, codec and latents are made where they are missing.
+Writes runs/NAME/operator/: metrics.jsonl, checkpoints/, model/, test.json and rollout.png.
 """
 
-import dataclasses
+from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch.utils.data import DataLoader
-
-from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import check, command, parse
 from ups.eval.finish import test_operator, validate
 from ups.latents import check_codec, open_latents
@@ -24,10 +19,10 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Config(RunConfig):
     # data
     stride_x: int = 1           # take every n-th grid point
@@ -62,8 +57,8 @@ class Config(RunConfig):
 
 def operator_loss(model, batch, tasks):
     """Relative error of one step; 1 means "no better than no change": (B,)."""
-    task, inputs = tasks[batch["task"]], batch.get("inputs")
-    z, inputs = task.augment(batch["z"], batch.get("move"), inputs)
+    task = tasks[batch["task"]]
+    z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
     z0, z1 = z.unbind(1)                                                        # (B, N, D) each
     inputs = inputs if inputs is None else inputs[:, 0]                         # at z0
     start = z0 + task.noise(z0, z1, batch)
@@ -71,75 +66,60 @@ def operator_loss(model, batch, tasks):
     return task.relative_error(z1_hat, z1) / task.typical_change
 
 
-def prepared(batch, cfg):
-    """Add the random numbers of the step, which the loss applies."""
-    draw = noise.uniform(batch, cfg, (7,), stream=1)
+def draw(batch, cfg):
+    """Add this step's random numbers: functions of (seed, step, row), on any number of ranks."""
     if cfg.augment:  # shift, mirror and sum
-        batch["move"] = torch.cat([draw[:, :6], noise.uniform(batch, cfg, (4,), stream=2)], 1)
+        batch["move"] = noise.uniform(batch, cfg, 10, use="augment")
     if cfg.noise:
         decay = (cfg.noise_end / cfg.noise) ** (batch["step"] / cfg.steps)
-        batch["level"] = cfg.noise * decay * draw[:, 6]
-        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
+        batch["level"] = cfg.noise * decay * noise.uniform(batch, cfg, use="level")
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
     return batch
 
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    with Run(cfg, "operator") as run:
+    with Run(cfg, "operator") as run:                # folder and its lock, Accelerator, signals
         if run.finished:
             return
-        accelerator = run.accelerator
-
         # data
-        latents = open_latents(accelerator, cfg, "train")
-        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options(latents.windows))
+        data = open_latents(run, cfg, "train")       # tasks, windows, fingerprints
+        loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model
-        specs = [task.spec for task in latents.tasks]
-        model = LatentOperator(cfg.model, specs)
-        if cfg.compile:
-            compile_model(model, len(latents.tasks))
-        optimizer = Muon(model, cfg.lr, weight_decay=cfg.weight_decay)
+        model = run.compile(LatentOperator(cfg.model, data.specs))
+        optimizer = Muon(model, cfg.lr, weight_decay=cfg.weight_decay)  # AdamW for the rest
+        model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
+        ema = EMA(model, cfg.ema)
+        backward = Backward(run, model, partial(operator_loss, tasks=data.tasks))
+        run.resume(model, optimizer, ema, backward, built_on=data.fingerprints)
 
-        # prepare
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        ema = EMA(model, cfg.ema, compile=run.graphs)
-        loss = partial(operator_loss, tasks=latents.tasks)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
-        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-                   lineage=latents.lineage)
-
-        # train
-        def update(task):  # what only other tasks use has no gradient and stays as it is
-            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+        @run.replay                                  # with --compile on a GPU: a CUDA graph
+        def update():
+            grad_norm = run.accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
-        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+        # train
+        for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
-            loss = backward(prepared(batch, cfg))  # same outcome on every rank
-            grad_norm = update(batch["task"])
-
+            loss = backward(draw(batch, cfg))        # gradients; all ranks agree on the outcome
+            grad_norm = update()
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    scores = validate(run, model, latents.tasks)
+                    scores = validate(run, model, data.tasks)     # val/nrmse_1, val/nrmse_rollout
                 run.log(scores)
                 ema.keep_best(scores["val/nrmse_rollout"])
             if run.every(cfg.save_every) or run.stopping:
                 run.save()
 
-        # export
+        # export and test
         with ema.applied(model, best=True):
-            run.export(model, {"model": dataclasses.asdict(cfg.model),
-                               "tasks": [dataclasses.asdict(spec) for spec in specs],
-                               "fields": [task.fields.about for task in latents.tasks]})
-            test_operator(run, model, latents.tasks)
+            run.export(model, data.about)
+            test_operator(run, model, data.tasks)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
 
-from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import UsageError, check, command, parse
 from ups.eval.steady import calibrate, left_over, read, test_steady, validate_steady
 from ups.latents import check_codec, open_latents
@@ -30,7 +27,7 @@ from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import AdamW, set_lr, warmup_then_linear
 from ups.train.run import Run, RunConfig
-from ups.train.step import Backward, Captured, compile_model
+from ups.train.step import Backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +95,10 @@ def steady_loss(model, batch, task, prior, slope):
 def prepared(batch, cfg):
     """Add the random numbers of the step; the loss applies them, inside its graph."""
     if cfg.augment:  # a shift and mirrors; sums of solutions are none of these inputs
-        batch["move"] = F.pad(noise.uniform(batch, cfg, (6,), stream=1), (0, 4))
+        batch["move"] = F.pad(noise.uniform(batch, cfg, 6, use="augment"), (0, 4))
     if batch["step"] >= cfg.switch and not cfg.dry_run:  # steps of the mean cost more
-        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:], stream=0)
-        batch["sigma"] = training_sigma(noise.normal(batch, cfg, (), stream=2), cfg.sigma_mean,
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
+        batch["sigma"] = training_sigma(noise.normal(batch, cfg, use="sigma"), cfg.sigma_mean,
                                         cfg.sigma_std)
     return batch
 
@@ -121,40 +118,36 @@ def main(argv=None):
         accelerator = run.accelerator
 
         # data
-        latents = open_latents(accelerator, cfg, "train")
+        latents = open_latents(run, cfg, "train")
         task = latents.tasks[0]
         if len(latents.tasks) > 1 or not task.facts.steady:
             raise UsageError(f"{' and '.join(task.name for task in latents.tasks)}: this stage "
                              "takes one data set whose facts say `steady`, such as darcy2d.")
-        sampler = StepSampler(latents.windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        loader = DataLoader(latents.windows, batch_sampler=sampler, collate_fn=whole_batch,
-                            **run.loader_options(latents.windows))
+        loader = run.loader(latents)
 
         # model
         prior = model = SteadyPrior(cfg.model, cfg.denoiser, task.spec, len(task.facts.inputs))
         u, v, cond = read(task, task.fields.split("train")[:512], accelerator.device)
         prior.to(accelerator.device).fit(task.encode(u), v, cond, task.encode(0 * u[:1])[0],
                                          task.codec.weight)
-        if cfg.compile:
-            compile_model(model)
+        run.compile(model)
         optimizer = AdamW(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
 
         # prepare
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        ema = EMA(model, cfg.ema, compile=run.graphs)
+        ema = EMA(model, cfg.ema)
         loss = functools.partial(steady_loss, task=task, prior=prior, slope=cfg.slope)
-        backward = Backward(run, model, loss, cfg.micro_batch, graphs=run.graphs)
-        run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-                   lineage=latents.lineage)
+        backward = Backward(run, model, loss)
+        run.resume(model, optimizer, ema, backward, built_on=latents.fingerprints)
 
         # train
+        @run.replay  # with --compile on a GPU: a CUDA graph for each value of `drawing`
         def update(drawing):  # either the mean or the denoiser has gradients
             grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        update = Captured(update, run.graphs)  # with --compile on CUDA one replay, else as it reads
         drawing = bool(prior.scale.any())  # a scale is known: what the mean leaves is learned
         for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
             batch = prepared(batch, cfg)
@@ -179,10 +172,7 @@ def main(argv=None):
         # export
         with ema.applied(model, best=True):
             calibrate(accelerator, prior, task, cfg.members, cfg.calls)
-            run.export(model, {"model": dataclasses.asdict(cfg.model),
-                               "denoiser": dataclasses.asdict(cfg.denoiser),
-                               "tasks": [dataclasses.asdict(task.spec)],
-                               "fields": [task.fields.about]})
+            run.export(model, {"denoiser": dataclasses.asdict(cfg.denoiser), **latents.about})
             test_steady(run, prior, task)
 
 

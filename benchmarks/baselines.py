@@ -25,7 +25,7 @@ from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr
 from ups.train.ranks import now
-from ups.train.step import Captured, eager
+from ups.train.step import CudaGraphed, exact_inference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def conditions(fields, indices, device):
     return torch.cat([dt, fields.facts.condition(fields.params(indices))], 1).to(device)
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
@@ -193,7 +193,7 @@ def train_baseline(cell, folder):
         return loss.detach()
 
     # compile, capture and time the steps; then as if nothing had happened
-    step, chunk, marks = Captured(step, cuda), chunk_steps(cuda), [(0, now())]
+    step, chunk, marks = CudaGraphed(step, cuda), chunk_steps(cuda), [(0, now())]
     start = [p.detach().clone() for p in params]
     for i in range(1, 2 + TIMED):
         for _ in range(chunk):

@@ -19,7 +19,7 @@ from ups.latents import open_tasks
 from ups.models.diffusion import heun
 from ups.stages import load_corrector, load_operator
 from ups.train.ranks import make_accelerator, now
-from ups.train.step import Captured
+from ups.train.step import CudaGraphed
 
 CALLS = (2, 4, 8, 16, 32)
 
@@ -64,7 +64,7 @@ def milliseconds(task, index, members, draw, device, repeats=20):
     dt = torch.full((1,), task.fields.facts.dt, device=device)
     cond = task.cond(task.fields.split("val")[:1]).to(device)
     noise = torch.randn(1, members, 2, tokens, task.width, device=device)
-    step = Captured(lambda: next(draw(z0, 1, dt, cond, index, noise, leads=None)),
+    step = CudaGraphed(lambda: next(draw(z0, 1, dt, cond, index, noise, leads=None)),
                     device.type == "cuda")
     for _ in range(4):
         step()

@@ -28,7 +28,7 @@ from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.simulator import Simulator
 from ups.train.ranks import now
-from ups.train.step import Captured
+from ups.train.step import CudaGraphed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def by_operator(sim, task, steps):
 
 def timed(function, u, cond, graph, repeats):
     """The last frame, and the seconds that it takes (best of some)."""
-    call = Captured(lambda: function(u, cond), graph)
+    call = CudaGraphed(lambda: function(u, cond), graph)
     for _ in range(4 if graph else 1):
         last = call()
     seconds = []

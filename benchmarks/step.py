@@ -18,6 +18,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -27,7 +28,7 @@ from benchmarks.tables import device_name, heading, row
 from ups.config import RunError, UsageError, check, command, parse
 from ups.data.make import make
 from ups.eval.finish import mean_error, operator_errors
-from ups.latents import open_latents
+from ups.latents import open_latents, open_tasks
 from ups.models.latent_operator import LatentOperator
 from ups.models.precision import BACKWARD, products
 from ups.stages import load_operator
@@ -70,7 +71,7 @@ def other_speed(cfg, words):
 def bare_speed(words, steps):
     """Steps per second of forward, backward, clipping and AdamW in one graph."""
     cfg = parse(script.Config, words)
-    latents = open_latents(make_accelerator(), cfg, "train")
+    latents = open_latents(SimpleNamespace(accelerator=make_accelerator()), cfg, "train")
     batch = latents.windows.__getitems__([(0, i, (0, 7 * i)) for i in range(cfg.batch_size)])
     batch = {k: v.cuda() if torch.is_tensor(v) else v for k, v in batch.items()}
     model = LatentOperator(cfg.model, [latents.tasks[0].spec]).cuda()
@@ -107,7 +108,7 @@ def bfloat16_errors(run):
     """nRMSE of the test roll-outs of a run's operator in float32 and in bfloat16."""
     accelerator, operator = make_accelerator(), load_operator(run)
     operator.model.to(accelerator.device)
-    tasks = open_latents(accelerator, operator.settings, "train").tasks
+    tasks = open_tasks(accelerator, operator.settings)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
             tables = operator_errors(accelerator, operator.model, tasks[0], 0,

@@ -17,7 +17,7 @@ from ups.data.find import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents, load_codec
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
-from ups.train.step import Captured, eager
+from ups.train.step import CudaGraphed, exact_inference
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
@@ -128,7 +128,7 @@ def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
 def test_moves_have_random_numbers_of_their_own():
     cfg = script.Config(steps=10, batch_size=6, noise=0.0)
     whole, part, later = (
-        script.prepared({"rows": torch.tensor(rows), "step": step}, cfg)["move"]
+        script.draw({"rows": torch.tensor(rows), "step": step}, cfg)["move"]
         for step, rows in ((3, [0, 1, 2, 3, 4, 5]), (3, [4, 1]), (4, [4, 1])))
     assert whole.shape == (6, 10) and len(whole.unique()) == 60  # shift, mirror, sum
     assert torch.equal(part, whole[[4, 1]]) and not (later == part).any()
@@ -220,7 +220,7 @@ def test_noise_is_in_units_of_the_windows_own_change_and_fades():
     change = z[:, 1, 0, 0] * (3 / 4) ** 0.5
 
     def deviations(step):
-        batch = script.prepared({"z": z, "rows": torch.arange(512), "step": step}, cfg)
+        batch = script.draw({"z": z, "rows": torch.arange(512), "step": step}, cfg)
         noise = task.noise(*z.unbind(1), batch) / task.noise_scale
         assert noise.mean(1).abs().max() < 1e-5  # no conserved mean moves
         return noise.flatten(1).std(1)
@@ -247,7 +247,7 @@ def test_parts_of_the_loss_are_the_same_compiled(monkeypatch, traced):
     windows = [torch.randn(4, 2, 8, 3) for _ in range(2)]
     plain, stats = [values(z) for z in windows], torch._dynamo.utils.counters["stats"]
     before = stats["unique_graphs"]
-    monkeypatch.setattr(Captured, "running", True)
+    monkeypatch.setattr(CudaGraphed, "running", True)
     for z, expected in zip(windows, plain, strict=True):
         for one, other in zip(expected, values(z), strict=True):
             assert torch.allclose(one, other, atol=1e-6)
@@ -258,7 +258,7 @@ def test_evaluation_compiles_nothing():
     graphs = []
     double = torch.compile(lambda x: 2 * x, dynamic=False,
                            backend=lambda graph, _: graphs.append(1) or graph.forward)
-    for function, size, count in ((double, 3, 1), (eager(double), 4, 1), (double, 5, 2)):
+    for function, size, count in ((double, 3, 1), (exact_inference(double), 4, 1), (double, 5, 2)):
         assert function(torch.ones(size)).sum() == 2 * size
         assert len(graphs) == count
 

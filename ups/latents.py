@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from ups.models.codec import Codec, build_codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
 from ups.train.checkpoint import export_model, load_model
 from ups.train.ranks import on_main
-from ups.train.step import fused
+from ups.train.step import compile_in_graph
 
 RESIDENT = 16e9  # bytes of latents that may lie on a GPU; more are memory-mapped
 
@@ -103,6 +102,11 @@ class TaskLatents:
         return F.pad(self.codec.weight, (0, self.width - self.codec.spec.width))
 
     @property
+    def valid(self):
+        """Ones (D,), zeros in the padding."""
+        return (self.channel_weight > 0).float()
+
+    @property
     def noise_scale(self):
         """Standard deviation (D,) in the latents of white noise of deviation 1 on the grid."""
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
@@ -170,17 +174,40 @@ class TaskLatents:
         return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
 
 
-@fused
+@compile_in_graph
 def _noise(z0, z1, weight, level, noise, scale):
     change = (weight * (z1 - z0) ** 2).sum(-1).mean(1) / weight.sum()
     level = level * change.sqrt()
     return level[:, None, None] * scale * (noise - noise.mean(1, keepdim=True))
 
 
-@fused
+@compile_in_graph
 def _relative_error(z_hat, z, weight):
     error, size = ((weight * x**2).sum((1, 2)) for x in (z_hat - z, z))
     return (error / size.clamp(min=1e-6) + 1e-12).sqrt()  # smooth where nothing changes
+
+
+@dataclasses.dataclass
+class Latents:
+    """What a stage trains on."""
+
+    tasks: list  # of TaskLatents
+    windows: LatentWindows
+
+    @property
+    def specs(self):
+        return [task.spec for task in self.tasks]
+
+    @property
+    def fingerprints(self):
+        return {f"codec of {task.name}": task.fingerprint for task in self.tasks} | {
+            f"data of {task.name}": task.fields.digest for task in self.tasks}
+
+    @property
+    def about(self):
+        """What a trained model's folder says of its data: all that its use needs."""
+        return {"tasks": [dataclasses.asdict(spec) for spec in self.specs],
+                "fields": [task.fields.about for task in self.tasks]}
 
 
 def check_codec(cfg):
@@ -191,21 +218,19 @@ def check_codec(cfg):
         raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
 
 
-def open_latents(accelerator, cfg, split, length=1, **codec):
-    """The `tasks` of `cfg`, `windows` of their latents to train on, and their `lineage`.
+def open_latents(run, cfg, split, length=1, **codec):
+    """The tasks of `cfg`, and windows of their latents to train on.
 
     `length` is that of LatentWindows. `codec` may override where a codec is and how it is fitted:
     `folder`, `components`. Every rank calls, and gets any failure.
     """
-    tasks, device = open_tasks(accelerator, cfg, split, **codec), accelerator.device
+    tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
     windows = LatentWindows([task.cache for task in tasks], length)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
         if size < min(RESIDENT, torch.cuda.mem_get_info(device)[0] / 4):
             windows.move(device)
-    lineage = {f"codec of {task.name}": task.fingerprint for task in tasks}
-    lineage |= {f"data of {task.name}": task.fields.digest for task in tasks}
-    return SimpleNamespace(tasks=tasks, windows=windows, lineage=lineage)
+    return Latents(tasks, windows)
 
 
 def open_tasks(accelerator, cfg, split=None, **codec):

@@ -19,8 +19,7 @@ class Residuals(Dataset):
     def __init__(self, operator, windows, device, start_every):
         """`windows`: LatentWindows whose windows are whole trajectories."""
         self.dts = [cache.dt for cache in windows.caches]
-        self.conds, self.weights = ([x.cpu() for x in row]
-                                    for row in (windows.conds, windows.weights))
+        self.conds = [cond.cpu() for cond in windows.conds]
         self.tasks = [_roll_out(operator, windows, task, device, start_every)
                       for task in range(len(windows.sizes))]
         self.sizes = [len(truth) * len(lead) for truth, _, lead, *_ in self.tasks]
@@ -45,7 +44,6 @@ class Residuals(Dataset):
             "lead": lead[item],
             "dt": torch.full((len(rows),), self.dts[task]),
             "cond": self.conds[task][n],
-            "channel_weight": self.weights[task],
             "task": task,
             "step": steps[0],
             "rows": torch.tensor(rows),

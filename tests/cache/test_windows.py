@@ -37,7 +37,7 @@ def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, sha
     windows.move(torch.device("cpu"))  # one piece, gathered on its device: the same numbers
     again = windows.__getitems__([(7, row, (0, w)) for row, w in enumerate(order, start=50)])
     assert len(windows.views[0]) == 1
-    for key in ("z", "dt", "cond", "channel_weight", "rows"):
+    for key in ("z", "dt", "cond", "rows"):
         assert torch.equal(again[key], batch[key])
     batch["z"].zero_()  # a batch is a copy: the cache stays
     assert torch.equal(torch.cat(list(cache.z)).float(), whole)
@@ -52,7 +52,6 @@ def test_several_tasks_are_padded_to_the_widest(tmp_path):
     assert first["z"].shape == (1, 5, 4, 3) and second["z"].shape == (2, 3, 4, 3)
     assert torch.equal(second["z"][..., :2], torch.cat(list(caches[1].z))[3:5])
     assert (second["z"][..., 2] == 0).all() and second["task"] == 1
-    assert torch.equal(second["channel_weight"], torch.tensor([1.5, 0.5, 0.0]))
     assert torch.allclose(first["cond"], torch.tensor([[0.01, 0.0]]))
     assert torch.allclose(second["cond"], torch.tensor([[0.04, 0.4], [0.05, 0.5]]))
     windows.move(torch.device("cpu"))

@@ -118,13 +118,6 @@ class Windows(toy.Windows):
         return batch
 
 
-class Loader(toy.DataLoader):
-    workers = 0
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options, num_workers=self.workers)
-
-
 def record(path):
     """From now on write down every collective that this rank enters, before it does."""
     def wrap(name, real):
@@ -208,14 +201,14 @@ def turns(run, fault):
 def play(spec, cfg):
     """Train once with the scenario's fault; return what this rank saw."""
     global WORLD
-    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{spec['name']}", **spec.get("flags", {}))
+    cfg = dataclasses.replace(cfg, run=f"{cfg.run}/{spec['name']}",
+                              workers=spec.get("workers", 0), **spec.get("flags", {}))
     run = Run(cfg, "toy")
     rank, WORLD = run.accelerator.process_index, run.accelerator.num_processes
     folder = Path(cfg.run)
     fault = Fault(spec, rank)
     toy.loss = faulty_loss(fault, cfg.batch_size // WORLD)
     Windows.fault, toy.Windows = fault, Windows
-    Loader.workers, toy.DataLoader = spec.get("workers", 0), Loader
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     seen = {"world": WORLD, "error": None, "weights": None, "previous": run.previous}
     record(folder / f"collectives{rank}.txt")

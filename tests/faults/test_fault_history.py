@@ -7,6 +7,7 @@ that none of them gets lost. What has no other place is tested below.
 import ast
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,8 +98,8 @@ def test_latents_are_the_same_in_every_stage(tmp_path):
     make("burgers1d", out=tmp_path / "data", samples=40, grid=32, frames=5)
     cfg = Config(run=str(tmp_path / "run"), data=str(tmp_path / "data"),
                  cache=str(tmp_path / "cache"))
-    accelerator = Accelerator(cpu=True)
-    first, second = (open_latents(accelerator, cfg, "train").tasks[0] for _ in range(2))
+    run = SimpleNamespace(accelerator=Accelerator(cpu=True))
+    first, second = (open_latents(run, cfg, "train").tasks[0] for _ in range(2))
     assert first.fingerprint == second.fingerprint
     codec, mark = load_codec(tmp_path / "run" / "codec" / "burgers1d" / "model")
     assert mark == first.fingerprint
@@ -106,7 +107,7 @@ def test_latents_are_the_same_in_every_stage(tmp_path):
     for z in (first.codec.encode(u), codec.encode(u)):
         assert torch.equal(z, first.cache.z[0][:3].flatten(0, 1))
     other = Config(run=str(tmp_path / "other"), data=cfg.data, cache=cfg.cache, patch=8)
-    assert open_latents(accelerator, other, "train").tasks[0].fingerprint != mark
+    assert open_latents(run, other, "train").tasks[0].fingerprint != mark
 
 
 def test_an_unknown_key_names_the_nearest():

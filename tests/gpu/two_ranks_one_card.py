@@ -11,6 +11,7 @@ table; the exit code is 1 if one cell failed. Logs of all launchers stay in FOLD
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -32,10 +33,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from accelerate.state import AcceleratorState, PartialState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
-from parts import BOX, CIRCLE, LINE, SQUARE, WINDOWS, Windows, full, loss, whole_batch  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from parts import BOX, CIRCLE, LINE, SQUARE, Windows, full, loss  # noqa: E402
 
-from ups.cache.sampler import StepSampler  # noqa: E402
 from ups.models import precision  # noqa: E402
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec  # noqa: E402
 from ups.train import noise  # noqa: E402
@@ -116,19 +115,16 @@ def train(case, strategy, folder, cpu):
     model = LatentOperator(case.model, case.tasks)
     total = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    sampler = StepSampler([WINDOWS] * len(case.tasks), cfg.batch_size, cfg.steps, cfg.seed)
-    loader = DataLoader(Windows(case.tasks, torch.float32), batch_sampler=sampler,
-                        collate_fn=whole_batch)
+    loader = run.loader(Windows(case.tasks, torch.float32))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
-    backward = Backward(run, model, loss)
-    run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-               lineage={})
+    backward = Backward(run, model, functools.partial(loss, tasks=case.tasks))
+    run.resume(model, optimizer, ema, backward, built_on={})
     start, losses, hog = run.step, [], None
     for batch in run.progress(loader):
         if case is CASES["oom"] and run.step == OOM_STEP and accelerator.process_index == 1:
             hog = take_memory()
-        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:])
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
         losses.append(float(backward(batch)))
         full(accelerator.clip_grad_norm_(model.parameters(), 1.0))
         set_lr(optimizer, 1e-3 / (1 + (run.step - 1) / 10))

@@ -71,6 +71,7 @@ def awake(codec, size=0.1, seed=1):
 def batch_of(codec, u, sigma=0.02, queries=32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(math.prod(codec.grid), (queries,), generator=generator)
+    index = index.expand(len(u), -1)
     shape = (len(u), math.prod(codec.tokens), codec.spec.width)
     return {"u": u, "index": index, "noise": sigma * torch.randn(shape, generator=generator).to(u)}
 

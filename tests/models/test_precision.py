@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from ups.train.step import Backward, eager
+from ups.train.step import Backward, exact_inference
 
 
 def test_products_of_an_evaluation_are_exact_whatever_the_process_has(monkeypatch):
@@ -18,7 +18,7 @@ def test_products_of_an_evaluation_are_exact_whatever_the_process_has(monkeypatc
         seen.append((torch.get_float32_matmul_precision(), cudnn.allow_tf32))
         return z
 
-    evaluated = eager(lambda: model(torch.zeros(1)))
+    evaluated = exact_inference(lambda: model(torch.zeros(1)))
     for level in ("highest", "high"):
         torch.set_float32_matmul_precision(level)
         try:
@@ -52,8 +52,9 @@ def test_only_gradients_are_rounded(device, expected):
     accelerator = types.SimpleNamespace(
         num_processes=1, device=torch.device(device), distributed_type=None,
         no_sync=lambda model: contextlib.nullcontext(), backward=lambda loss: loss.backward())
-    run = types.SimpleNamespace(accelerator=accelerator)
+    cfg = types.SimpleNamespace(micro_batch=0)
+    run = types.SimpleNamespace(accelerator=accelerator, cfg=cfg, graphs=False)
     step = Backward(run, model, lambda model, chunk: Seen.apply(model(chunk["x"]))[:, 0])
-    step._chunk({"x": torch.ones(3, 2)}, rows=3)
+    step._chunk({"x": torch.ones(3, 2), "rows": torch.arange(3)}, rows=3)
     assert seen == expected
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import fsdp_on_cpu
@@ -19,9 +20,8 @@ from accelerate.state import PartialState
 from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from ups.cache.sampler import StepSampler
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train import noise
 from ups.train.ema import EMA
@@ -80,14 +80,13 @@ class Windows(Dataset):
     def __init__(self, tasks, dtype):
         source, self.tasks = torch.Generator().manual_seed(7), tasks
         width = max(task.width for task in tasks)
-        self.z, self.cond, self.weight = [], [], []
+        self.z, self.cond, self.sizes = [], [], [WINDOWS] * len(tasks)
         for task in tasks:
             own = (torch.arange(width) < task.width).to(dtype)
             count = torch.Size(task.tokens).numel()
             z = torch.randn(WINDOWS, count, width, generator=source, dtype=dtype)
             self.z.append(z * own)
             self.cond.append(torch.randn(WINDOWS, 2, generator=source, dtype=dtype))
-            self.weight.append(own)
 
     def __len__(self):
         return WINDOWS * len(self.tasks)
@@ -98,18 +97,14 @@ class Windows(Dataset):
         z, cond = self.z[task][index], self.cond[task][index]
         after = z.roll(1, 1) / (2 + cond[:, :1, None].tanh())
         return {"z": torch.stack([z, after], 1), "cond": cond, "dt": 0.1 + cond[:, 1].abs(),
-                "channel_weight": self.weight[task], "step": steps[0], "rows": torch.tensor(rows),
-                "task": task}
+                "step": steps[0], "rows": torch.tensor(rows), "task": task}
 
 
-def whole_batch(batch):
-    return batch
-
-
-def loss(model, batch):
+def loss(model, batch, tasks):
     z0, z1 = batch["z"].unbind(1)
     z1_hat = model(z0 + 0.01 * batch["noise"], batch["dt"], batch["cond"], batch["task"])
-    return (batch["channel_weight"] * (z1_hat - z1) ** 2).mean((1, 2))
+    own = torch.arange(z0.shape[2]) < tasks[batch["task"]].width  # not the padding
+    return (own.to(z0) * (z1_hat - z1) ** 2).mean((1, 2))
 
 
 def full(tensor):
@@ -129,18 +124,16 @@ def train(name, strategy, folder):
         torch.compiler.reset()
         model.compile(dynamic=False, backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
-    sampler = StepSampler([WINDOWS] * len(part.tasks), cfg.batch_size, cfg.steps, cfg.seed)
-    loader = DataLoader(Windows(part.tasks, dtype), batch_sampler=sampler, collate_fn=whole_batch)
+    loader = run.loader(Windows(part.tasks, dtype))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
-    backward = Backward(run, model, loss, cfg.micro_batch)
-    run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-               lineage={})
+    backward = Backward(run, model, partial(loss, tasks=part.tasks))
+    run.resume(model, optimizer, ema, backward, built_on={})
     record = {"world": accelerator.num_processes, "start": run.step, "losses": [], "norms": [],
               "with": [], "kind": str(accelerator.distributed_type)}
     named = dict(accelerator.unwrap_model(model).named_parameters())
     for batch in run.progress(loader):
-        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise").to(dtype)
         record["losses"].append(float(backward(batch)))
         grads = {f"grad/{name}": full(p.grad) for name, p in named.items() if p.grad is not None}
         record["with"].append([batch["task"], sorted(grads)])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ups.train.optim import AdamW, Muon, orthogonal, set_lr, warmup_then_linear
-from ups.train.step import Captured
+from ups.train.step import CudaGraphed
 
 
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 3, 4), (2, 3, 8, 10), (6, 4, 3, 3),
@@ -98,7 +98,7 @@ def test_compiled_updates_are_the_same(monkeypatch, traced):
     model, x = parts()
     twin = copy.deepcopy(model)
     train(model, Muon(model, 1e-2), x, 3)
-    monkeypatch.setattr(Captured, "running", True)
+    monkeypatch.setattr(CudaGraphed, "running", True)
     train(twin, Muon(twin, 1e-2), x, 3)
     assert all(torch.allclose(a, b, atol=1e-12)
                for a, b in zip(model.parameters(), twin.parameters(), strict=True))

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from ups.cache.sampler import StepSampler
 from ups.config import command, parse
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.train import noise
@@ -41,6 +40,8 @@ class Config(RunConfig):
 
 
 class Windows(Dataset):
+    sizes = [60]
+
     def __init__(self, dtype):
         source = torch.Generator().manual_seed(7)
         self.z = torch.randn(60, TOKENS, WIDTH, generator=source, dtype=dtype)
@@ -53,18 +54,14 @@ class Windows(Dataset):
         index = torch.tensor([window for _, window in pairs])
         z = self.z[index]
         return {"z": torch.stack([z, z / 2], 1), "step": steps[0], "rows": torch.tensor(rows),
-                "index": index, "channel_weight": torch.ones(WIDTH, dtype=z.dtype), "task": 0}
-
-
-def whole(batch):
-    return batch
+                "index": index, "task": 0}
 
 
 def loss(model, batch):
     z0, z1 = batch["z"].unbind(1)
     dt = torch.full((len(z0),), 0.1, dtype=z0.dtype)
     z1_hat = model(z0 + 0.01 * batch["noise"], dt, z0.new_zeros(len(z0), 1), batch["task"])
-    return (batch["channel_weight"] * (z1_hat - z1) ** 2).mean((1, 2))
+    return (z1_hat - z1).square().mean((1, 2))
 
 
 def train(run, cfg, wrap=lambda model: model):
@@ -73,17 +70,15 @@ def train(run, cfg, wrap=lambda model: model):
     model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
     model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)
-    sampler = StepSampler([60], cfg.batch_size, cfg.steps, cfg.seed)
-    loader = DataLoader(Windows(dtype), batch_sampler=sampler, collate_fn=whole)
+    loader = run.loader(Windows(dtype))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
-    backward = Backward(run, model, loss, cfg.micro_batch)
-    run.resume(model=model, optimizer=optimizer, ema=ema, sampler=sampler, backward=backward,
-               lineage={"data": "seven"})
+    backward = Backward(run, model, loss)
+    run.resume(model, optimizer, ema, backward, built_on={"data": "seven"})
     seen = []
     for batch in run.progress(loader):
         seen.append(batch["index"])
-        batch["noise"] = noise.normal(batch, cfg, batch["z"].shape[2:]).to(dtype)
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise").to(dtype)
         value = backward(batch)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         set_lr(optimizer, cfg.lr / run.step)

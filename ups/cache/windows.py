@@ -25,10 +25,9 @@ class LatentWindows(Dataset):
                        for cache, steps in zip(self.caches, self.lengths, strict=True)]
         self.sizes = [len(cache) * len(starts)
                       for cache, starts in zip(self.caches, self.starts, strict=True)]
-        width = max(cache.shape[3] for cache in self.caches)
+        self.width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
         self._lay_out([cache.z for cache in self.caches])
-        self.weights = [_pad(cache.weight, width) for cache in self.caches]
         self.conds = [_pad(cache.facts.condition(cache.params), count) for cache in self.caches]
         self.inputs = [torch.cat(list(cache.inputs)) if cache.inputs else None
                        for cache in self.caches]
@@ -44,7 +43,6 @@ class LatentWindows(Dataset):
         """Hold all latents on `device`; batches are then gathered there."""
         self.device = torch.device(device)
         self._lay_out([[torch.cat([z.to(device) for z in cache.z])] for cache in self.caches])
-        self.weights = [x.to(device) for x in self.weights]
         self.conds = [x.to(device) for x in self.conds]
         self.inputs = [x if x is None else x.to(device) for x in self.inputs]
 
@@ -64,7 +62,6 @@ class LatentWindows(Dataset):
             "z": z,
             "dt": torch.full((len(rows),), cache.dt, device=self.device),
             "cond": self.conds[task][trajectory],
-            "channel_weight": self.weights[task],
             "task": task,
             "step": steps[0],
             "rows": rows,
@@ -81,7 +78,7 @@ class LatentWindows(Dataset):
             rows = trajectory % count * frames + start
             z = torch.stack([views[shard][row] for shard, row in
                              zip((trajectory // count).tolist(), rows.tolist(), strict=True)])
-        return _pad(z.view(len(z), -1, tokens, width).float(), len(self.weights[task]))
+        return _pad(z.view(len(z), -1, tokens, width).float(), self.width)
 
     def _inputs(self, task, trajectory, start):
         """Input tokens (B, L, N, E) at the beginning of each step of the windows."""

@@ -22,7 +22,7 @@ from ups.eval.metrics import (
     spread_skill,
 )
 from ups.eval.plots import draw_ensemble, picture
-from ups.train.step import eager
+from ups.train.step import exact_inference
 
 SIZES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of perturbed inputs, shares of a field's deviation
 VAL = {"members": 8, "calls": 8, "leads": (1, 5, 20, 40), "limit": 64}  # cheap, in training
@@ -117,7 +117,7 @@ def measure_ensemble(accelerator, task, index, split, draw, members, leads=None,
                          max(1, min(16, CHUNK_BYTES // size)))
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def _tables(device, task, index, draw, members, leads, chosen):
     u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ups.eval import metrics
 from ups.eval.forecasts import PROBES, start
 from ups.train.ranks import now
-from ups.train.step import eager
+from ups.train.step import exact_inference
 
 CHUNK = 16                # trajectories at a time, at most
 CHUNK_BYTES = 256 << 20   # of fields that are held at a time
@@ -31,7 +31,7 @@ MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "sample_nrmse", 
 BLOCK = 4  # points an axis of the blocks of `crps_block`
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=None, title=None):
     """{forecast: {metric: table}} of the trajectories `chosen`, and {forecast: milliseconds} of a
@@ -207,7 +207,7 @@ def _record(whole, by_lead=None):
     return out
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def show(accelerator, task, forecasts, chosen, test):
     """Fields (n, T, *grid) of the first channel: `truth`, forecasts, and spreads of ensembles."""

@@ -22,7 +22,7 @@ from ups.eval.forecasts import yardsticks
 from ups.eval.measure import best_median_worst, measure
 from ups.eval.metrics import DEFINITIONS, crps, ratio
 from ups.eval.plots import draw_steady, picture
-from ups.train.step import eager
+from ups.train.step import exact_inference
 
 FACTORS = torch.logspace(-2, 2, 81, 2)  # that draws may be scaled by, a quarter to four times
 SEED = 0          # of the noise of members
@@ -41,7 +41,7 @@ def images(task):
                          for row in itertools.product((1.0, 0.0), repeat=count)])
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def draw(prior, task, v, cond, noise, calls):
     """Mean (B, C, *grid) and members (B, M, C, *grid) of u, for inputs v (B, E, *grid) or None.
@@ -143,7 +143,7 @@ def scores_of(tables, members):
             "spread_skill": ratio(*spread, members).item()}
 
 
-@eager
+@exact_inference
 @torch.no_grad()
 def left_over(prior, task, limit=256):
     """Deviation (D,) of x - m over the fit split, which the mean was not trained on."""

@@ -196,9 +196,10 @@ def measure_weight(codec: GridCodec, u: Tensor, step: float = 1e-2) -> None:
 def codec_loss(model, batch: dict, point: float = 0.3, inverse: float = 0.1) -> Tensor:
     """Relative errors (B,) of D(E(u)) = u, of values at random points, and of E(D(z)) = z.
 
-    batch: u (B, C, *grid), index (Q,) of the grid values to query, noise (B, N, D) on the latents.
+    batch: u (B, C, *grid), noise (B, N, D) on the latents, and index (B, Q) of the grid values to
+    query, the same in all rows.
     """
-    u = batch["u"]
-    u_hat, values, loop = model(u, batch["index"], batch["noise"])
-    queried = mean_relative_error(values.mT, u.flatten(2)[..., batch["index"]])
+    u, index = batch["u"], batch["index"][0]
+    u_hat, values, loop = model(u, index, batch["noise"])
+    queried = mean_relative_error(values.mT, u.flatten(2)[..., index])
     return mean_relative_error(u_hat, u) + point * queried + inverse * loop

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ups.train.optim import OPTIONS
+from ups.train.step import compile_in_graph
 
 
 def local(tensors):
@@ -21,6 +22,7 @@ def local(tensors):
     return [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
 
 
+@compile_in_graph(options=OPTIONS)
 def blend(shadow, params, share):
     """shadow <- shadow + share (params - shadow), in place."""
     change = torch._foreach_sub(params, shadow)
@@ -29,10 +31,8 @@ def blend(shadow, params, share):
 
 
 class EMA:
-    def __init__(self, model, decay, compile=False):
-        self.decay = decay
-        self.blend = torch.compile(blend, dynamic=False, options=OPTIONS) if compile else blend
-        self.best_score = float("inf")
+    def __init__(self, model, decay):
+        self.decay, self.best_score = decay, float("inf")
         self.shadow = [p.detach().clone() for p in model.parameters()]
         self.best = [s.clone() for s in self.shadow]
         # updates so far, on the device, so that a CUDA graph counts them too
@@ -43,7 +43,7 @@ class EMA:
         shadow, params = local(self.shadow), local(model.parameters())
         decay = ((1 + self.updates) / (10 + self.updates)).clamp(max=self.decay)
         self.updates += 1
-        self.blend(shadow, params, (1 - decay).to(shadow[0].dtype))
+        blend(shadow, params, (1 - decay).to(shadow[0].dtype))
 
     @torch.no_grad()
     def keep_best(self, score):

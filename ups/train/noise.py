@@ -1,29 +1,34 @@
-"""Random numbers that are a function of (seed, step, row) alone, on one kind of device.
+"""Random numbers that are a function of (seed, step, row, use) alone, on one kind of device.
+
+    batch["noise"] = noise.normal(batch, cfg, *z.shape[1:], use="noise")
 
 They are drawn for the whole global batch and taken at this rank's rows, so that neither a resume
-nor another number of processes changes one of them.
+nor another number of processes changes one of them. `use` names what they are for: numbers of two
+uses are independent.
 """
+
+import zlib
 
 import torch
 
 
-def generator(device, seed, step, stream=0):
-    """A generator for one use (`stream`) in one step."""
-    mixed = ((seed * 1_000_003 + step) * 64 + stream) % 2**63
+def generator(device, seed, step, use):
+    """A generator for one use in one step."""
+    mixed = ((seed * 1_000_003 + step) * 2**32 + zlib.crc32(use.encode())) % 2**63
     return torch.Generator(device).manual_seed(mixed)
 
 
-def normal(batch, cfg, shape, stream=0):
+def normal(batch, cfg, *shape, use):
     """Standard normal numbers (B, *shape) for this rank's rows of the step's global batch."""
-    return _rows(torch.randn, batch, cfg, shape, stream)
+    return _rows(torch.randn, batch, cfg, shape, use)
 
 
-def uniform(batch, cfg, shape, stream=0):
+def uniform(batch, cfg, *shape, use):
     """Numbers in [0, 1) of shape (B, *shape), drawn in the same way."""
-    return _rows(torch.rand, batch, cfg, shape, stream)
+    return _rows(torch.rand, batch, cfg, shape, use)
 
 
-def _rows(draw, batch, cfg, shape, stream):
+def _rows(draw, batch, cfg, shape, use):
     device = batch["rows"].device
-    source = generator(device, cfg.seed, batch["step"], stream)
+    source = generator(device, cfg.seed, batch["step"], use)
     return draw(cfg.batch_size, *shape, device=device, generator=source)[batch["rows"]]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ups.train.step import fused
+from ups.train.step import compile_in_graph
 
 # of torch.compile; with this one at its default torch 2.11 fails on some lists of tensors
 OPTIONS = {"loop_ordering_after_fusion": False}
@@ -87,7 +87,7 @@ class Muon(AdamW):
         rotate(params, grads, means, self.momentum, self.rms, group["lr"], group["weight_decay"])
 
 
-@fused(options=OPTIONS)
+@compile_in_graph(options=OPTIONS)
 def rotate(params, grads, means, momentum, rms, lr, weight_decay):
     """One step of the matrices `params`, and of the `means` of their gradients, in place."""
     torch._foreach_lerp_(means, grads, 1 - momentum)

@@ -125,7 +125,7 @@ def cache_bytes(run):
     for path in Path(run.cfg.cache).glob("*/manifest.json"):
         with contextlib.suppress(ValueError, KeyError):  # a damaged one is not ours to judge
             manifest = json.loads(path.read_text())
-            if manifest["identity"]["codec"] in run.lineage.values():
+            if manifest["identity"]["codec"] in run.built_on.values():
                 size += sum(shard["bytes"] for shard in manifest["shards"])
     return size
 

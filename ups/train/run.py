@@ -1,8 +1,9 @@
-"""A run of one stage: the Accelerator and its policy, the folder, the lock, signals and the end.
+"""A run of one stage: its Accelerator and folder, the plumbing of the loop, signals and the end.
 
     with Run(cfg, "operator") as run:
+        loader = run.loader(data)
         ...
-        run.resume(model=model, optimizer=optimizer, ...)
+        run.resume(model, optimizer, ema, backward, built_on=data.fingerprints)
         for batch in run.progress(loader):
             ...
 
@@ -12,7 +13,9 @@ stopped or out_of_memory.
 """
 
 import contextlib
+import dataclasses
 import math
+import re
 import signal
 import sys
 import time
@@ -23,8 +26,11 @@ import torch
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from ups.cache.sampler import StepSampler
+from ups.cache.windows import whole_batch
 from ups.config import RunError, UsageError, flat
 from ups.data.find import refuse_other_data
 from ups.files import lock_folder, write_json
@@ -42,7 +48,7 @@ from ups.train.checkpoint import (
 )
 from ups.train.folder import begin_folder, leave_folder, take_folder
 from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on_main
-from ups.train.step import is_out_of_memory
+from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
 
@@ -51,6 +57,8 @@ REPEATS = 5  # seconds in which one more Ctrl-C is the same request
 
 class Run:
     def __init__(self, cfg, stage):
+        if not re.fullmatch(r"\w[\w.+-]*(/\w[\w.+-]*)?", stage):
+            raise UsageError(f"the stage {stage!r} names a folder: use letters, digits, _ and -.")
         self.cfg, self.stage = cfg, stage
         self.folder = Path(cfg.run) / (f"{stage}.dry_run" if cfg.dry_run else stage)
         self.step = 0                # optimizer steps taken
@@ -58,7 +66,7 @@ class Run:
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = False
         self.marks = []              # times before each step of a rehearsal
-        self.last_saved = self.lock = self.wandb = None
+        self.last_saved = self.lock = self.wandb = self.sampler = self.task = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator()
         self._check_batch_size()
@@ -89,27 +97,54 @@ class Run:
             raise UsageError(f"--batch_size {size} is not divisible by {world} processes; "
                              f"the nearest that are: {near}.")
 
-    # ---- the loop
+    # ---- before the loop
 
-    def resume(self, *, model, optimizer, ema, sampler, backward, lineage):
-        """Load the newest sound checkpoint, if any, and let the sampler start where it ended.
+    def loader(self, data):
+        """A DataLoader whose global batch k is a function of (seed, k) alone.
 
-        `lineage` names what the stage is built on by fingerprint; another one is refused.
+        `data`, or its `windows`, is a data set as docs/template.md says.
+        """
+        windows, cfg = getattr(data, "windows", data), self.cfg
+        here = getattr(windows, "device", None)  # where latents lie that are few enough for a GPU
+        pin = self.accelerator.device.type == "cuda" and (here is None or here.type == "cpu")
+        self.sampler = StepSampler(windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
+        return DataLoader(windows, batch_sampler=self.sampler, collate_fn=whole_batch,
+                          num_workers=cfg.workers, pin_memory=pin)
+
+    def compile(self, model):
+        """With --compile, `model` compiled in place, one variant per task and shape."""
+        if self.cfg.compile:
+            tasks = len(self.sampler.sizes) if self.sampler else 1
+            torch._dynamo.config.recompile_limit = 8 + 4 * tasks  # more of them is an error
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
+            model.compile(dynamic=False)
+        return model
+
+    def replay(self, function):
+        """With --compile on a GPU, `function` as CUDA graphs: one for each task of a batch, and
+        for each value of its arguments. Elsewhere, or under FSDP, it runs as it reads."""
+        graphed = CudaGraphed(lambda task, *args: function(*args), self.graphs)
+        return lambda *args: graphed(self.task, *args)
+
+    def resume(self, model, optimizer, ema, backward, *, built_on):
+        """Load the newest sound checkpoint, if any; the loader goes on where it ended.
+
+        `built_on` names what the stage is built on by fingerprint; another one is refused.
         """
         self.parts = dict(model=model, optimizer=optimizer, ema=ema)
-        self.backward, self.lineage, self.round = backward, lineage, len(sampler.order)
+        self.backward, self.built_on, self.round = backward, built_on, len(self.sampler.order)
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
             backward.micro_batch = min(self.cfg.micro_batch or half, half)
             backward.splits = 1
         if self.cfg.dry_run:
-            self.step = sampler.start = max(0, self.cfg.steps - rehearsal.length(self))
+            self.step = self.sampler.start = max(0, self.cfg.steps - rehearsal.length(self))
             return
         newest = on_main(self.accelerator, self._newest)
         if newest is None:
             return
         tensors, state = read_checkpoint(newest)
-        for name, mark in lineage.items():
+        for name, mark in built_on.items():
             if state["lineage"].get(name) != mark:
                 raise UsageError(f"{self.folder} was trained on another {name}; "
                                  "put it back, or give another --run.")
@@ -121,7 +156,7 @@ class Run:
         if known and given == self.cfg.micro_batch:  # a larger one ran out of memory
             backward.micro_batch = min(backward.micro_batch or known, known)
         backward.splits += state["oom_splits"]
-        self.step = sampler.start = state["step"]
+        self.step = self.sampler.start = state["step"]
         self.last_saved = self.step
 
     def _newest(self):
@@ -134,6 +169,8 @@ class Run:
             print(f"{folder} is damaged ({fault}); going on from before it.", file=sys.stderr)
         self.metrics.cut(0)
         return None
+
+    # ---- the loop
 
     def progress(self, loader):
         """The batches from here to the last step, with a progress bar; ends early when stopping."""
@@ -149,7 +186,7 @@ class Run:
             begin_folder(self.folder, flat(self.cfg), self.backward.micro_batch or rows)
         with self.bar, self._signals():
             for batch in loader:
-                self.step = batch["step"] + 1
+                self.step, self.task = batch["step"] + 1, batch.get("task")
                 if self.cfg.dry_run:
                     rehearsal.mark(self)
                 yield batch
@@ -188,12 +225,6 @@ class Run:
                                      f"({self._saved()}); lower --lr, or run `python -m ups.data "
                                      "validate` on the data.")
 
-    def loader_options(self, windows=None):
-        """Arguments of a DataLoader: a systems choice, the same in every stage."""
-        pin = self.accelerator.device.type == "cuda" and (
-            windows is None or windows.device.type == "cpu")
-        return {"num_workers": self.cfg.workers, "pin_memory": pin}
-
     def save(self):
         """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
         self._check_finite(float(self.backward.flat[-1]))
@@ -206,7 +237,7 @@ class Run:
         self._check_finite(sum(float(t.sum()) for t in tensors.values()), "sum of all weights")
         ema, best = self.parts["ema"], self.parts["ema"].best_score
         groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
-        state = {"step": self.step, "optimizer": groups, "lineage": self.lineage,
+        state = {"step": self.step, "optimizer": groups, "lineage": self.built_on,
                  "ema_updates": float(ema.updates),
                  "best_score": best if math.isfinite(best) else None,
                  "micro_batch": self.backward.micro_batch if self.backward.splits else 0,
@@ -219,12 +250,15 @@ class Run:
             return False
         return True
 
-    def export(self, model, config):
-        """Write `model/`, what the next stage loads, from the live weights. Every rank calls."""
+    def export(self, model, about):
+        """Write `model/`, what the next stage loads: the live weights, the sizes of the model
+        (`cfg.model`), and `about` (what the data are). Every rank calls."""
         model = self.accelerator.unwrap_model(model)
         tensors = whole(self.accelerator, model.state_dict())
         kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
-        config = {"stage": self.stage, "class": kind.__name__, **config, "lineage": self.lineage}
+        sizes = {"model": dataclasses.asdict(self.cfg.model)} if hasattr(self.cfg, "model") else {}
+        config = {"stage": self.stage, "class": kind.__name__, **sizes, **about,
+                  "lineage": self.built_on}
         on_main(self.accelerator, export_model, self.folder / "model", tensors, config)
 
     def write(self, name, value):

@@ -21,16 +21,13 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
 
+from ups.config import UsageError
 from ups.models import precision
 from ups.models.precision import products
 from ups.train.ranks import PeerFailed
 
-OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",  # of the host
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory",  # the second of the host
+                 "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error):
@@ -39,29 +36,22 @@ def is_out_of_memory(error):
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
-def compile_model(model, tasks=1):
-    """Compile `model` in place, one variant per task and shape; more of them is an error."""
-    torch._dynamo.config.recompile_limit = 8 + 4 * tasks
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    model.compile(dynamic=False)
-
-
-def fused(function=None, **options):
+def compile_in_graph(function=None, **options):
     """A function that is compiled inside CUDA graphs: its many small kernels become a few."""
     if function is None:
-        return functools.partial(fused, **options)
+        return functools.partial(compile_in_graph, **options)
     compiled = functools.cache(lambda: torch.compile(function, dynamic=False, **options))
 
     @functools.wraps(function)
     def call(*args):
-        return (compiled() if Captured.running else function)(*args)
+        return (compiled() if CudaGraphed.running else function)(*args)
 
     return call
 
 
-def eager(function):
-    """A function that runs compiled models as they read, for each batch size would compile anew,
-    and with exact products: rounded ones err alike in every step of a roll-out."""
+def exact_inference(function):
+    """A function in which compiled models run as they read, for each batch size would compile
+    anew, and with exact products: rounded ones err alike in every step of a roll-out."""
 
     @functools.wraps(function)
     @products("highest")
@@ -74,7 +64,7 @@ def eager(function):
     return call
 
 
-class Captured:
+class CudaGraphed:
     """`function(*args)` as CUDA graphs, one for each `args`: two calls warm up, the third is
     captured, later ones replay it.
 
@@ -107,29 +97,29 @@ class Captured:
         return result
 
     def _run(self, args):
-        Captured.running = True
+        CudaGraphed.running = True
         try:
             return self.function(*args)
         finally:
-            Captured.running = False
+            CudaGraphed.running = False
 
 
 class Backward:
     """`backward(batch)` leaves the gradients of the mean loss in the model and returns that loss.
 
-    `loss(model, batch) -> (B,)` gives per-sample values. Every tensor of the batch has the rows
-    first, but for the `shared` ones; what is not a tensor (`task`) is part of the shape
-    of the computation. With `graphs`, forward and backward of a chunk are captured once for each
-    shape and replayed.
+    `loss(model, batch) -> (B,)` gives one value per sample. Every tensor of the batch has the rows
+    first; what is no tensor (`task`) is part of the shape of the computation. With CUDA graphs,
+    forward and backward of a chunk are captured once for each shape and replayed.
     """
 
-    def __init__(self, run, model, loss, micro_batch=0, graphs=False, shared=("channel_weight",)):
+    def __init__(self, run, model, loss):
         self.run, self.model, self.loss = run, model, loss
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.micro_batch, self.shared = micro_batch, shared
+        self.micro_batch = run.cfg.micro_batch
         self.splits = 0  # how often memory ran out so far, on any rank
-        self.graphs = {} if graphs else None  # shape -> (its inputs, its computation)
+        self.graphs = {} if run.graphs else None  # shape -> (its inputs, its computation)
+        self.checked = False  # whether the model has been seen to leave its buffers alone
         params = [p for p in model.parameters() if p.requires_grad]
         self.params, self.grads = params, []
         self.used = {}  # task -> pairs of its weights and their gradients; the others' have none
@@ -174,17 +164,22 @@ class Backward:
     def _attempt(self, batch, rows):
         """All chunks from zero gradients; return the exception, if there is one."""
         try:
+            check_batch(batch, rows)
+            before = None if self.checked else buffers(self.model)
             self.flat.zero_()
             for p in self.params:
                 p.grad = None
             for start in range(0, rows, self.micro_batch):
                 chunk = {key: value[start : start + self.micro_batch]
-                         if torch.is_tensor(value) and key not in self.shared else value
+                         if torch.is_tensor(value) else value
                          for key, value in batch.items() if key != "step"}
                 if self.graphs is None:
                     self._chunk(chunk, rows)
                 else:
                     self._replay(chunk, rows)
+            if not self.checked:
+                check_buffers(before, buffers(self.model))
+                self.checked = True
             for p, grad in self.used.get(batch.get("task"), ()):
                 p.grad = grad
         except Exception as error:
@@ -198,7 +193,9 @@ class Backward:
         cuda = self.accelerator.device.type == "cuda"
         with sync:
             with products("highest"):
-                loss = self.loss(self.model, chunk).sum() / (rows * world)
+                losses = self.loss(self.model, chunk)
+                check_losses(losses, chunk)
+                loss = losses.sum() / (rows * world)
             # FSDP2 averages the gradients over the processes, we want their sum
             with products(precision.BACKWARD if cuda else "highest"):
                 self.accelerator.backward(loss * world if self.sharded else loss)
@@ -221,7 +218,7 @@ class Backward:
         if shape not in self.graphs:
             static = {key: value.contiguous().clone() for key, value in tensors.items()}
             computation = functools.partial(self._chunk, chunk | static, rows)
-            self.graphs[shape] = static, Captured(computation)
+            self.graphs[shape] = static, CudaGraphed(computation)
         static, replay = self.graphs[shape]
         torch._foreach_copy_(list(static.values()), [tensors[key] for key in static],
                              non_blocking=True)
@@ -232,3 +229,40 @@ class Backward:
             self.graphs.clear()
         if self.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+# ---- what a copy of a script may forget
+
+
+def check_batch(batch, rows):
+    """Refuse what cannot be cut into chunks, and what would be a new CUDA graph in every step."""
+    for name, value in batch.items():
+        if torch.is_tensor(value) and value.shape[:1] != (rows,):
+            raise UsageError(f"batch[{name!r}] has the shape {tuple(value.shape)}, and the batch "
+                             f"has {rows} rows: expand it to ({rows}, ..), or give it to the loss "
+                             "by functools.partial.")
+        if isinstance(value, float):
+            raise UsageError(f"batch[{name!r}] is a float, and each value of it would be a new "
+                             f"CUDA graph: make it a tensor of {rows} rows.")
+
+
+def check_losses(losses, chunk):
+    rows = len(chunk["rows"])
+    if not torch.is_tensor(losses) or losses.shape != (rows,):
+        shape = f"the shape {tuple(losses.shape)}" if torch.is_tensor(losses) else "no tensor"
+        raise UsageError(f"the loss has {shape} for {rows} rows: return one value per row, not "
+                         f"their mean: ({rows},).")
+
+
+def buffers(model):
+    """Which tensor each buffer is, and how often it has been written."""
+    return {name.removeprefix("module."): (id(buffer), buffer._version)
+            for name, buffer in model.named_buffers()}
+
+
+def check_buffers(before, after):
+    for name in before:
+        if before[name] != after.get(name):
+            raise UsageError(f"the model changes its buffer {name} in training, as BatchNorm does: "
+                             "ranks would differ, and averaged weights not fit it; use a norm "
+                             "without statistics, such as GroupNorm.")
