@@ -87,7 +87,7 @@ def test_fsdp_is_refused_in_one_sentence(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize("more, words", [
-    (["--tasks", "burgers1d", "advection1d"], "belongs to one task"),
+    (["--tasks", "burgers1d", "advection1d"], "a codec belongs to one data set"),
     (["--width", "99"], "a patch of 8 values is compressed to 1 to 8"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):

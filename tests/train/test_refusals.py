@@ -1,0 +1,56 @@
+"""What a copy of a script may forget is refused by name."""
+
+import types
+
+import pytest
+import toy
+import torch
+from torch import nn
+
+from ups.config import UsageError
+from ups.train.run import Run, RunConfig
+from ups.train.step import Backward
+
+
+class Model(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(nn.Linear(3, 4), *layers, nn.Linear(4, 1))
+
+
+def squares(model, batch):
+    return model(batch["x"]).square().mean(1)
+
+
+BATCH = {"x": torch.ones(6, 3), "rows": torch.arange(6), "step": 0, "task": 0}
+WRONG = {
+    "a tensor without rows": (
+        Model(), squares, {"weight": torch.ones(3)},
+        r"batch\['weight'\] has the shape \(3,\), and the batch has 6 rows: expand it"),
+    "a number that changes": (Model(), squares, {"t": 0.5}, r"batch\['t'\] is a float"),
+    "a mean": (Model(), lambda *given: squares(*given).mean(), {},
+               r"the loss has the shape \(\) for 6 rows: return one value per row"),
+    "a list": (Model(), lambda *given: [squares(*given)], {}, "the loss has no tensor for 6 rows"),
+    "statistics": (Model(nn.BatchNorm1d(4)), squares, {},
+                   "the model changes its buffer 1.num_batches_tracked in training, as BatchNorm does"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_copy_may_forget_is_refused_by_name(name):
+    model, loss, more, words = WRONG[name]
+    accelerator = types.SimpleNamespace(
+        num_processes=1, device=torch.device("cpu"), distributed_type=None, process_index=0,
+        no_sync=lambda model: torch.enable_grad(), backward=lambda loss: loss.backward())
+    run = types.SimpleNamespace(accelerator=accelerator, cfg=RunConfig(run="x"), graphs=False,
+                                agree=lambda *flags: flags, stop_requested=False, step=1)
+    with pytest.raises(UsageError, match=words):
+        Backward(run, model, loss)(BATCH | more)
+    Backward(run, Model(nn.GroupNorm(2, 4)), squares)(BATCH)  # nothing is wrong with this
+
+
+@pytest.mark.parametrize("stage", ["", "my stage", "../operator", "/tmp/x", "a/b/c"])
+def test_a_stage_names_a_folder(tmp_path, stage):
+    cfg = toy.Config(run=str(tmp_path))
+    with pytest.raises(UsageError, match="names a folder: use letters"):
+        Run(cfg, stage)
+    assert not any(tmp_path.iterdir())
