@@ -9,7 +9,8 @@ import yaml
 
 from ups.config import UsageError
 from ups.data import write_fields
-from ups.data.arrays import Unrecognised, open_array
+from ups.data.arrays import open_array, open_folder
+from ups.data.stores import Unrecognised
 
 N, T, X, Y = 4, 5, 6, 3
 CENTRES = (np.arange(X) + 0.5) / X * 2
@@ -191,14 +192,14 @@ def test_a_folder_of_single_trajectories(tmp_path):
     folder.mkdir()
     for i in range(11):  # 10 comes after 9
         np.savez(folder / f"run{i}.npz", u=u[i, :T - (i == 3)], nu=i / 10, dt=0.5)
-    file = pickle.loads(pickle.dumps(open_array(folder, "time x", {"boundary": "periodic"})))
+    file, = pickle.loads(pickle.dumps(open_folder(folder, "time x", {"boundary": "periodic"})))
     np.testing.assert_array_equal(file.read([10, 0, 3])[:, :, 0], u[[10, 0, 3], :T - 1])
     np.testing.assert_array_equal(file.params[:, 0], np.arange(11) / 10)
     assert file.facts.name == "many" and file.facts.frames == T - 1 and file.facts.dt == 0.5
     assert file.warnings == (f"10 of 11 trajectories are cut to {T - 1} frames.",)
     np.savez(folder / "run4.npz", u=noise(T, X + 1), nu=0.4, dt=0.5)
     with pytest.raises(UsageError, match=r"run4.npz differ in grid \(\(6,\) and \(7,\)\)"):
-        open_array(folder, "time x", {"boundary": "periodic"})
+        open_folder(folder, "time x", {"boundary": "periodic"})
 
 
 def test_folders_of_files_and_of_splits(tmp_path):
@@ -206,10 +207,10 @@ def test_folders_of_files_and_of_splits(tmp_path):
     for i, split in enumerate(("train", "train", "valid", "test")):
         (tmp_path / "mine" / split).mkdir(parents=True, exist_ok=True)
         write_fields(tmp_path / "mine" / split / f"{i}.h5", u, dt=0.5, params={"nu": i})
-    files = open_array(tmp_path / "mine")
+    files = open_folder(tmp_path / "mine")
     assert [file.split for file in files] == ["train", "train", "val", "test"]
     assert [float(file.params[0, 0]) for file in files] == [0, 1, 2, 3]
-    files = open_array(tmp_path / "mine/train", said={"name": "ours"})
+    files = open_folder(tmp_path / "mine/train", said={"name": "ours"})
     assert [(file.split, file.facts.name, file.samples) for file in files] == [("", "ours", N)] * 2
 
 
@@ -238,7 +239,7 @@ def test_matlab_stores_axes_in_reverse(tmp_path):
     with h5py.File(tmp_path / "mine.mat", "w", userblock_size=512) as f:
         f["u"], f["dt"] = u.transpose(), [[0.5]]
         f["u"].attrs["MATLAB_class"] = np.bytes_("single")
-    with pytest.raises(Unrecognised, match="in reverse, so say for example --axes 'x time sample'"):
+    with pytest.raises(Unrecognised, match="say for example --axes 'x time sample'"):
         open_array(tmp_path / "mine.mat")
     file = open_array(tmp_path / "mine.mat", "x time sample")
     assert file.facts.dt == 0.5 and file.facts.params == ()
@@ -252,7 +253,7 @@ def uneven(f):
 
 @pytest.mark.parametrize("axes, said, change, sentence", [
     ("", {}, lambda f: f.move("u", "w"), None),
-    ("sample time x y", {}, None, r"has 4 words, but no array has 4 axes; found .*u .*\(4, 5, 6\)"),
+    ("sample time x y", {}, None, r"no array has as many; found .*u .*\(4, 5, 6\)"),
     ("sample x y", {}, None, "no array has an axis `time`"),
     ("sample time time", {}, None, "name one twice"),
     ("", {"channels": "w"}, lambda f: f.copy("u", "v"), "there is no channel w; there are"),
@@ -282,10 +283,10 @@ def test_files_of_another_kind(tmp_path):
     (tmp_path / "a.h5").write_text("text")
     np.save(tmp_path / "b.npy", np.array([{}], object), allow_pickle=True)
     np.savez(tmp_path / "c.npz", u=np.zeros((N, T, X)), z=np.zeros(3, complex))
-    (tmp_path / "folder").mkdir()
-    for name, sentence in (("a.h5", "neither HDF5"), ("b.npy", "cannot be read"),
-                           ("c.npz", r"say --axes 'sample time x', .* u \(4, 5, 6\)"),
-                           ("folder", "no file .h5")):
+    (tmp_path / "a.txt").write_text("text")
+    for name, sentence in (("a.h5", "cannot be read"), ("b.npy", "cannot be read"),
+                           ("a.txt", "neither HDF5, netCDF-4, .npy, .npz nor zarr"),
+                           ("c.npz", r"for example --axes 'sample time x', .* u \(4, 5, 6\)")):
         with pytest.raises(Unrecognised, match=sentence):
             open_array(tmp_path / name)
     with pytest.raises(UsageError, match="no such file"):

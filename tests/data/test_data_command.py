@@ -15,7 +15,7 @@ import torch
 from ups.config import UsageError
 from ups.data import make as making
 from ups.data.__main__ import main
-from ups.data.find import NoData, open_fields
+from ups.data.find import NoData, find, open_fields
 from ups.data.pdebench import open_pdebench
 from ups.data.solvers import SOLVERS
 
@@ -49,6 +49,9 @@ def test_make_and_inspect(task, tmp_path, capsys):
     with h5py.File(file.path) as f:
         job = json.loads(f.attrs["ups"])
     u, _ = next(making.solved(job, solver, torch.device("cpu")))
+    if task == "darcy2d":  # (a, u) in one frame
+        np.testing.assert_array_equal(file.read_inputs(range(8)), u[:, :, :1])
+        u = np.concatenate([0 * u, u], 1)[:, :, 1:]
     np.testing.assert_array_equal(file.read(range(8)), u)
     assert file.params[0].tolist() == [job[key] for key in solver.PARAMS]
     if task != "darcy2d":
@@ -93,23 +96,14 @@ def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
     assert not torch.equal(read[0][0], read[0][4])  # another chunk, another generator
 
 
-def test_darcy_keeps_its_target(tmp_path):
-    for target in ("steady", "slice"):
-        out = tmp_path / target
-        main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(out)])
-        path, = out.iterdir()
-        with h5py.File(path) as f:
-            assert json.loads(f.attrs["ups"])["target"] == target
-
-
 def test_values_that_the_published_name_leaves_out_make_files_of_their_own(tmp_path):
     out = ["--out", str(tmp_path)]
     main(["make", "diffreact2d", *TINY, "--Du", "1e-3", "2e-3", "--k", "0.005", "0.01", *out])
     assert {path.name for path in tmp_path.iterdir()} == {
         f"2D_diff-react_NA_NA{extra}.h5" for extra in ("", "_Du0.002", "_k0.01", "_Du0.002_k0.01")}
     fields = open_fields("diffreact2d", tmp_path)
-    assert fields.values.tolist() == [[0.001, 0.005, 0.005], [0.001, 0.005, 0.01],
-                                      [0.002, 0.005, 0.005], [0.002, 0.005, 0.01]]
+    assert fields.params(range(0, 32, 8)).tolist() == [[0.001, 0.005, 0.005], [0.001, 0.005, 0.01],
+                                                       [0.002, 0.005, 0.005], [0.002, 0.005, 0.01]]
 
 
 def test_every_sample_is_written_also_without_a_progress_bar(tmp_path, monkeypatch):
@@ -124,17 +118,69 @@ def test_every_sample_is_written_also_without_a_progress_bar(tmp_path, monkeypat
     assert not list((tmp_path / "b").iterdir())
 
 
-def test_ensure_fields_makes_what_is_missing_and_says_so(tmp_path, monkeypatch, capsys):
+def test_data_are_made_for_the_default_folder_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SOLVERS["burgers1d"].PRESETS, "small",
                         {"samples": 8, "grid": 16, "frames": 3, "t_end": 0.1, "chunk": 8})
-    fields = making.ensure_fields("burgers1d:nu=0.2", tmp_path, 1, 2)
-    assert (len(fields), fields.facts.frames, fields.params([0]).item()) == (8, 2, 0.2)
-    said = f"{tmp_path} has no burgers1d: the small preset of the bundled solver is made there.\n"
+    for root in ("elsewhere", "data"):
+        with pytest.raises(NoData, match=f"make burgers1d --out {root}"):
+            find((root,), ("burgers1d",))
+    (file,), = find((), ("burgers1d:nu=0.2",), make=True).values()
+    assert (file.samples, file.facts.frames, file.params[0].item()) == (8, 3, 0.2)
+    said = "data has no burgers1d: the small preset of the bundled solver is made there.\n"
     assert said in capsys.readouterr().err
-    making.ensure_fields("burgers1d:nu=0.2", tmp_path)
+    find((), ("burgers1d:nu=0.2",), make=True)
     assert capsys.readouterr().err == ""
     with pytest.raises(NoData, match="download"):
-        making.ensure_fields("cns1d", tmp_path)
+        find((), ("cns1d",), make=True)
+
+
+OWN = """
+import numpy as np
+{torch}
+FACTS = dict(channels="u", boundary="periodic", dt=0.1, conserved="u", domain="0 2")
+
+def solve(generator, n):
+    phase = {draw}
+    u = np.sin(np.pi * (np.arange(16) / 8 + phase + np.arange(5)[:, None]))
+    return u, {{"p": phase[:, 0, 0]}}
+"""
+
+
+@pytest.mark.parametrize("torch, draw", [
+    ("", "generator.random((n, 1, 1))"),
+    ("import torch", "torch.rand((n, 1, 1), generator=generator).numpy()")])
+def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
+    solver = tmp_path / "waves.py"
+    solver.write_text(OWN.format(torch=torch, draw=draw))
+    read = []
+    for samples in (20, 9):  # another number of chunks and processes
+        main(["make", str(solver), "--samples", str(samples), "--out", str(tmp_path / f"{samples}"),
+              "--chunk", "8"])
+        (file,), = find((tmp_path / f"{samples}",)).values()
+        assert (file.samples, file.facts.frames, file.facts.params) == (samples, 5, ("p",))
+        assert (file.facts.name, file.facts.conserved, file.facts.dt) == ("waves", ("u",), 0.1)
+        read.append(file.read(range(9)))
+        np.testing.assert_allclose(read[-1][:, 0, 0, 0], np.sin(np.pi * file.params[:9, 0]),
+                                   rtol=1e-5)
+    np.testing.assert_array_equal(*read)
+    assert len(np.unique(read[0][:, 0, 0, 0])) == 9
+    capsys.readouterr()
+    main(["make", str(solver), "--samples", "9", "--out", str(tmp_path / "9"), "--chunk", "8"])
+    assert "is complete" in capsys.readouterr().out
+    for text, words in ((OWN.replace("(np.arange(16)", "n * (n / 0 + np.arange(16)"), "division"),
+                        (OWN.replace("np.sin(", "np.nan * ("), "sample 0 is not finite"),
+                        (OWN.replace("def solve", "def run"), "has no function solve"),
+                        (OWN.replace("np.arange(5)[:", "np.arange(n)[:"), "is there with other"),
+                        ("FACTS", "name 'FACTS' is not defined")):
+        solver.write_text(text.format(torch=torch, draw=draw))
+        making._load.cache_clear()
+        out = tmp_path / ("9" if "other" in words else "new")
+        with pytest.raises(Exception, match=words):
+            main(["make", str(solver), "--samples", "9", "--out", str(out), "--chunk", "8"])
+    assert not list(tmp_path.rglob("new/*"))
+    refused(["make", solver, "--grid", 8], "has no setting grid; it has chunk, samples")
+    refused(["make", tmp_path / "none.py"], "there is no file .*none.py")
 
 
 def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
@@ -153,7 +199,7 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     for name in ("text", "text/data"):
         refused(["make", "burgers1d", *TINY, "--out", tmp_path / name], "cannot be written")
     refused(["make", "burgers1d", "--device", "gpu", *out], "--device gpu")
-    refused(["make", "burgers1d", "--samples", 10**12, *out], r"needs .* GB but .* GB free")
+    refused(["make", "burgers1d", "--samples", 10**12, *out], "needs .* GB, but .* GB are free")
     refused(["inspect", tmp_path / "none.h5"], "no such file")
     assert main(["validate", str(tmp_path / "none.h5")]) == 1
     refused([], "required")
@@ -167,7 +213,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     script = script.replace("'8'", "'800'")
     done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, cwd=ROOT)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"error: --out {tmp_path} cannot be written (")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"error: {tmp_path}/1D_Burgers_Sols_Nu0.01.hdf5 cannot be written (")
     assert not list(tmp_path.iterdir())
 
 
@@ -191,7 +238,7 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_pa
     assert list(tmp_path.iterdir()) == [partial]
     with pytest.raises(NoData):
         open_fields("advection1d", tmp_path)
-    refused(["inspect", partial], "no data that can be read")
+    refused(["inspect", partial], "cannot be read")
     main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
     assert len(open_fields("advection1d", tmp_path)) == 8 and not partial.exists()
 
@@ -223,5 +270,5 @@ def test_the_shell_sees_one_sentence_and_code_two(tmp_path):
     done = subprocess.run([sys.executable, "-m", "ups.data", "inspect", bad], text=True,
                           capture_output=True, cwd=ROOT)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {bad}: not a readable HDF5 file")
+    assert done.stderr.startswith(f"error: {bad} cannot be read (")
     assert done.stderr.count("\n") == 1

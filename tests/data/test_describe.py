@@ -104,23 +104,23 @@ def _replaced(name, change):
 
 
 @pytest.mark.parametrize("task, words, broken", [
-    ("advection1d", "the attribute beta is 'high'; it must be a", _attribute("beta", "high")),
+    ("advection1d", "the attribute beta is 'high', no fin", _attribute("beta", "high")),
     ("advection1d", "the attribute beta is .*nan", _attribute("beta", np.nan)),
-    ("burgers1d", "coordinates, or the attribute", _replaced("x-coordinate", lambda x: x * np.nan)),
-    ("burgers1d", "6 samples of 0 frames need as many", _replaced("tensor", lambda u: u[:, :0])),
-    ("burgers1d", "tensor .* do not hold numbers", _replaced("tensor", lambda u: u.astype("S4"))),
-    ("ns2d", "velocity .*, 1. do not hold numbers", _replaced("velocity", lambda u: u[..., :1])),
-    ("ns2d", "the header is damaged", _attribute("config", "nu: [1, :")),
-    ("cns1d", "do not hold numbers of one shape", _replaced("Vx", lambda u: u[:, :, :8])),
-    ("darcy2d", "do not hold numbers of one shape", _replaced("nu", lambda a: a[:3])),
-    ("diffreact2d", "no real numbers, but bool", _replaced("0000/data", lambda u: u > 0)),
+    ("burgers1d", "cannot be read", _replaced("x-coordinate", lambda x: x * np.nan)),
+    ("burgers1d", "0 points of t need as many", _replaced("tensor", lambda u: u[:, :0])),
+    ("burgers1d", "u is tensor .* kind S", _replaced("tensor", lambda u: u.astype("S4"))),
+    ("ns2d", "Vy is velocity .* which are no numbers", _replaced("velocity", lambda u: u[..., :1])),
+    ("ns2d", "cannot be read", _attribute("config", "nu: [1, :")),
+    ("cns1d", "Vx is .*(6, 5, 8).* 16 points", _replaced("Vx", lambda u: u[:, :, :8])),
+    ("darcy2d", "a is nu .* over 6 samples", _replaced("nu", lambda a: a[:3])),
+    ("diffreact2d", "u is data .* kind S", _replaced("0000/data", lambda u: u.astype("S4"))),
 ])
 def test_odd_headers_are_one_sentence(task, words, broken, tmp_path):
     path = tmp_path / f"{task}.h5"
     by_hand.build(task, path)
     with h5py.File(path, "r+") as f:
         broken(f)
-    with pytest.raises(UsageError, match=f"{task}.h5: {words}|{task}.h5: .*{words}") as caught:
+    with pytest.raises(UsageError, match=f"{task}.h5.*{words}") as caught:
         open_pdebench(path)
     assert "\n" not in str(caught.value)
 
@@ -133,10 +133,9 @@ def test_a_domain_of_whole_numbers_is_one_of_floats(tmp_path):
 
 def test_uneven_coordinates_are_not_trained_on(tmp_path):
     for name, change, words in (
-            ("t-coordinate", lambda t: np.logspace(-3, 0, len(t)), r"axis t does not increase "
-             r"evenly from frame 0 to 1 \(0.001 to 0.00398.*\): inter"),
-            ("x-coordinate", lambda x: x**2, "axis x is not evenly spaced: interpolate the"),
-            ("x-coordinate", lambda x: x[:-2], "axis x has 14 coordinates for 16 points")):
+            ("t-coordinate", lambda t: np.logspace(-3, 0, len(t)),
+             ".* frames are uneven, with steps from 0.00298107 to 0.188093; interpolate"),
+            ("x-coordinate", lambda x: x[:-2], "16 points of x need as many coordinates")):
         path = tmp_path / "a.h5"
         by_hand.build("burgers1d", path, samples=20)
         with h5py.File(path, "r+") as f:
@@ -154,7 +153,7 @@ def test_validate_goes_on_after_a_file_that_cannot_be_opened(tmp_path, capsys):
     write_fields(good, u, boundary="closed")
     assert main(["validate", str(bad), str(good)]) == 1
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{bad}: not a readable HDF5 file")
+    assert first.startswith(f"{bad} cannot be read (")
     assert second == (f"{good}: NaN or Inf in 2 of 20 samples, first in 2, 6.25 % of its values, "
                       "not always at the same points: leave those samples out.")
     u[...] = 1.0

@@ -37,7 +37,7 @@ def test_parameters_choose_files(family):
     root, u = family
     fields = open_fields("burgers1d:nu=0.001,1", root)
     assert len(fields) == 80 and fields.params([0, 79]).flatten().tolist() == [0.001, 1.0]
-    with pytest.raises(UsageError, match=r"with nu=0.5, only \[0.001, 0.1, 1.0\]"):
+    with pytest.raises(UsageError, match=r"with nu=0.5 in .*, only \[0.001, 0.1, 1.0\]"):
         open_fields("burgers1d:nu=0.5", root)
     with pytest.raises(UsageError, match="no parameter rho; it has nu"):
         open_fields("burgers1d:rho=0.5", root)
@@ -119,7 +119,7 @@ def test_files_that_do_not_fit_are_refused(family):
     late = cut.split("test")[-1]
     assert torch.equal(cut.read([late])[0, 0], cut.read([late - 1])[0, -1])
     (root / "1D_broken.hdf5").write_text("half a download")
-    with pytest.raises(UsageError, match="broken.hdf5: not a readable HDF5"):
+    with pytest.raises(UsageError, match="broken.hdf5 cannot be read"):
         open_fields("burgers1d:nu=2", root)
 
 

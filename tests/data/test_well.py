@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ups.config import UsageError
-from ups.data.arrays import Unrecognised
+from ups.data.stores import Unrecognised
 from ups.data.well import is_well, open_well
 
 X, Y = 6, 4
@@ -90,16 +90,15 @@ def test_what_is_not_the_well(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["u"] = np.zeros((2, 3, 4))
     assert not is_well(tmp_path / "a.h5") and not is_well(tmp_path)
-    with pytest.raises(Unrecognised, match="no group dimensions, but u"):
+    with pytest.raises(Unrecognised, match="no group dimensions"):
         open_well(tmp_path / "a.h5")
-    with pytest.raises(Unrecognised, match="no folders train, valid and test"):
-        open_well(tmp_path)
+    assert open_well(tmp_path) == []
     write_well(tmp_path / "b.h5")
     with h5py.File(tmp_path / "b.h5", "a") as f:
         del f["t1_fields/velocity"]
         f["t1_fields/velocity"] = np.zeros((3, 5, X, Y))
         f["t1_fields/velocity"].attrs.update({"sample_varying": True, "time_varying": True})
-    with pytest.raises(UsageError, match="not as The Well writes its files"):
+    with pytest.raises(UsageError, match="velocity_x is t1_fields/velocity sample time x"):
         open_well(tmp_path / "b.h5")
 
 

@@ -7,10 +7,10 @@ from test_well import write_well
 
 from ups.config import UsageError
 from ups.data import write_fields
-from ups.data.arrays import open_array
+from ups.data.arrays import open_array, open_folder
 from ups.data.pdebench import open_pdebench
 from ups.data.well import open_well
-from ups.data.write import _copy, convert
+from ups.data.write import convert, copy
 
 FACTS = {"name": "flow", "equation": "c_t + v . grad c = nu lap c", "dt": 0.25,
          "boundary": "periodic closed", "domain": ((0.0, 2.0), (-1.0, 1.0)), "vectors": "vx vy",
@@ -66,7 +66,7 @@ def test_trajectories_one_after_another(tmp_path):
 
 @pytest.mark.parametrize("change, said", [
     ({"axes": None}, "channel axis or none"),
-    ({"axes": "x y z"}, "3 axes of space"),
+    ({"axes": "x y z"}, "a channel axis or none"),
     ({"conserved": "energy"}, "conserved names 'energy'"),
     ({"boundary": "periodic"}, "boundary 'periodic'"),
     ({"boundry": "x"}, "neither a fact nor a number; the nearest fact is boundary"),
@@ -116,8 +116,8 @@ def test_published_files_are_converted(tmp_path, published):
         convert(tmp_path / "well", tmp_path / "own.h5")
     convert(tmp_path / "well", tmp_path / "own")
     darcy = open_pdebench(published["darcy2d"][0], "darcy2d")
-    _copy(darcy, tmp_path / "darcy.h5")
-    pairs = [*zip(open_well(tmp_path / "well"), open_array(tmp_path / "own"), strict=True),
+    copy(darcy, tmp_path / "darcy.h5")
+    pairs = [*zip(open_well(tmp_path / "well"), open_folder(tmp_path / "own"), strict=True),
              (darcy, open_array(tmp_path / "darcy.h5"))]
     for file, own in pairs:
         assert own.split == file.split

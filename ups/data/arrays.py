@@ -10,91 +10,36 @@ over `sample` alone is a parameter, as is a numeric attribute that is no fact. C
 as their axis (`t` for time). A folder of files of one trajectory each is one data set.
 """
 
-import contextlib
-import dataclasses
 import itertools
 import math
-import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ups.config import UsageError
 from ups.data.facts import Facts, check_facts
-from ups.data.file import File
-from ups.data.said import understand
-from ups.data.stores import (
-    ROLES,
-    SUFFIXES,
-    Unrecognised,
-    Variable,
-    contents,
-    facts_beside,
-    is_zarr,
-    opened,
-)
+from ups.data.file import File, ends, even_times, natural
+from ups.data.said import read_yaml, understand
+from ups.data.stores import ROLES, SUFFIXES, Unrecognised, contents, opened
+from ups.data.well import SPLITS
 
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of a folder
 AXES = {1: "x", 2: "time x", 3: "sample time x", 4: "sample time x y", 5: "sample time channel x y"}
 
 
-@dataclass(frozen=True)
-class Array(File):
-    sources: tuple[tuple[Variable, int], ...] = dataclasses.field(default=(), repr=False)
-    #         the variable and its component, of each channel and then of each input
-
-    def _open(self):
-        return opened(self.path)
-
-    def _block(self, f, channels, rows, frames, stride):
-        facts = self.facts
-        names = (*facts.channels, *facts.inputs)
-        wanted = [self.sources[names.index(name)] for name in channels]
-        rows = slice(int(rows[0]), int(rows[-1]) + 1)
-        span = slice(frames.start, frames.stop, frames.step)
-        grid = (len(range(0, n, stride)) for n in facts.grid)
-        out = np.empty((rows.stop - rows.start, len(frames), len(channels), *grid), np.float32)
-        for variable in dict.fromkeys(variable for variable, _ in wanted):
-            parts = [(c, k) for c, (one, k) in enumerate(wanted) if one == variable]
-            low, high = min(k for _, k in parts), max(k for _, k in parts)
-            block = variable.read(f, facts.axes, rows, span, slice(low, high + 1), stride)
-            for c, k in parts:
-                out[:, :, c] = block[:, :, k - low]
-                if facts.steady and channels[c] in facts.channels and "time" not in variable.axes:
-                    out[:, [i for i, frame in enumerate(frames) if frame == 0], c] = 0
-        return out
-
-
-@dataclass(frozen=True)
-class Folder(File):
-    """Files of one trajectory each."""
-
-    parts: tuple[File, ...] = dataclasses.field(default=(), repr=False)
-
-    def _open(self):
-        return contextlib.nullcontext()
-
-    def _block(self, f, channels, rows, frames, stride):
-        return np.concatenate([self.parts[row].read([0], frames, stride, channels)
-                               for row in rows])
-
-
 def open_array(path, axes="", said=None):
-    """Open a file, or a folder of single trajectories; of other folders, all files in a list.
+    """Open a file. `axes` names the axes of its largest array in stored order.
 
-    `axes` names the axes of the largest array in stored order. `said` are facts, which win over a
-    YAML beside the file, which wins over the file's own.
+    `said` are facts, which win over a YAML beside the file, which wins over the file's own.
     """
-    path = Path(path)
-    if path.is_dir() and not is_zarr(path):
-        return _open_folder(path, axes, said or {})
+    path, said = Path(path), said or {}
+    beside = path.with_suffix(".yaml")
+    yaml = read_yaml(beside, beside) if beside.is_file() else {}
     with opened(path) as f:
         variables, stored = contents(f)
-        beside, yaml = facts_beside(path)
-        stored = {key: value for key, value in stored.items() if key not in yaml | (said or {})}
+        stored = {key: value for key, value in stored.items() if key not in yaml | said}
         facts, params = understand(stored, path)
-        for where, more in ((beside, yaml), ("--facts", said or {})):
+        for where, more in ((beside, yaml), ("--facts", said)):
             more, numbers = understand(more, where, strict=True)
             facts, params = facts | more, params | numbers
         words = axes.split() or facts.get("axes", ())
@@ -111,47 +56,38 @@ class _Reader:
         self.path, self.f, self.facts, self.params = path, f, facts, params
         self.warnings, self.coordinates = [], {}
         if words:  # what is said wins
-            variables = [dataclasses.replace(one, axes=()) for one in variables]
-        self.main = main = self._main(variables, words)
-        self.sizes = dict(zip(main.axes, main.shape, strict=True))
+            variables = [replace(one, axes=()) for one in variables]
+        self.main = self._main(variables, words)
+        self.sizes = dict(zip(self.main.axes, self.main.shape, strict=True))
         self.sizes.pop("channel", None)
-        self.whole = {*self.sizes}
         self.space = tuple(axis for axis in self.sizes if axis not in ("sample", "time"))
         self.samples = self.sizes.get("sample", 1)
         if not self.space:
-            raise Unrecognised(f"{path}: the axes of {main} have no space axis.")
+            raise Unrecognised(f"{path}: the axes of {self.main} have no space axis.")
         self.fields = [one for one in map(self._sort, variables) if one]
-        if wrong := set(facts.get("params", ())) - set(self.params):
-            raise UsageError(f"{path}: there is no parameter {min(wrong)}; there are "
-                             f"{', '.join(self.params) or 'none'}.")
 
     def _main(self, variables, words):
         """The largest array that may be predicted; its axes are those of the data."""
         given, wanted = self.facts.get("inputs", ()), self.facts.get("channels", ())
         arrays = [one for one in variables if one.kind in "fiub" and one.name not in given]
-        found = ", ".join(map(str, variables)) or "nothing"
+        found = f"found {', '.join(map(str, variables)) or 'nothing'}."
+        if len({*words}) < len(words):
+            raise UsageError(f"{self.path}: axes {' '.join(words)!r} name one twice.")
         if words:
-            if len(set(words)) < len(words):
-                raise UsageError(f"{self.path}: axes {' '.join(words)!r} name one twice.")
-            arrays = [dataclasses.replace(one, axes=words) for one in arrays
-                      if len(one.shape) == len(words)]
-            if not arrays:
-                raise Unrecognised(f"{self.path}: --axes {' '.join(words)!r} has {len(words)} "
-                                   f"words, but no array has {len(words)} axes; found {found}.")
-        elif not (named := [one for one in arrays if len(one.axes) > 1]):
-            rank = max((len(one.shape) for one in arrays), default=0)
-            cure = f"say --axes {AXES.get(rank, 'sample time channel x y z')!r}, in stored order"
-            if any("MATLAB_class" in getattr(self.f[one.name], "attrs", ()) for one in variables):
-                cure = ("MATLAB stores them in reverse, so say for example --axes "
-                        f"{' '.join(reversed(AXES.get(rank, 'x').split()))!r}")
-            raise Unrecognised(f"{self.path}: the axes have no names; {cure}; found {found}.")
+            named = [replace(one, axes=words) for one in arrays if len(one.shape) == len(words)]
+            cure = f"--axes {' '.join(words)!r} has {len(words)} words, but no array has as many"
         else:
-            arrays = named
-        steady = self.facts.get("steady", False)
-        fitting = [one for one in arrays if steady or "time" in one.axes]
+            named = [one for one in arrays if len(one.axes) > 1]
+            usual = AXES.get(max((len(one.shape) for one in arrays), default=0), AXES[5])
+            if any("MATLAB_class" in getattr(self.f[one.name], "attrs", ()) for one in variables):
+                usual = " ".join(reversed(usual.split()))  # as MATLAB stores them
+            cure = f"the axes have no names; say for example --axes {usual!r}, in stored order"
+        if not named:
+            raise Unrecognised(f"{self.path}: {cure}; {found}")
+        fitting = [one for one in named if self.facts.get("steady") or "time" in one.axes]
         if not fitting:
             raise Unrecognised(f"{self.path}: no array has an axis `time`, and the facts do not "
-                               f"say steady; found {', '.join(map(str, arrays))}.")
+                               f"say steady; {found}")
         return max(fitting, key=lambda one: (one.name in wanted, math.prod(one.shape)))
 
     def _sort(self, one):
@@ -162,12 +98,12 @@ class _Reader:
                     {*one.axes} & {*self.space} - {axis}):  # else a channel, such as `t` over x y
                 self.coordinates[axis] = one
                 return None
-        one = dataclasses.replace(one, axes=one.axes or self._guess(one))
+        one = replace(one, axes=one.axes or self._guess(one))
         if one.kind not in "fiub":
             self._pass(one, "it holds no real numbers")
         elif not one.axes or any(n != {"channel": n, **self.sizes}.get(axis)
                                  for n, axis in zip(one.shape, one.axes, strict=True)):
-            self._pass(one, "its axes are not those of " + str(self.main))
+            self._pass(one, f"its axes are not those of {self.main}")
         elif one.axes == ("sample",):
             self.params.setdefault(one.name, self.f[one.name][:].astype(np.float64))
         else:
@@ -187,79 +123,75 @@ class _Reader:
     def file(self):
         facts, path = self.facts, self.path
         channels, inputs = self._channels()
-        vary = any("time" in one.axes for one, _ in inputs.values())
         times, dt = self._times()
         domain = facts.get("domain") or tuple(map(self._ends, self.space))
         if len(domain) != len(self.space):
             raise UsageError(f"{path}: domain has {len(domain)} pairs of ends for the axes "
                              f"{' '.join(self.space)}; say both ends of each.")
         params = self._params()
-        boundary = facts.pop("boundary", ()) or ("",) * len(self.space)
-        about = {"name": path.stem, "boundary": boundary} | facts | {
-            "channels": tuple(channels), "inputs": tuple(inputs), "inputs_vary": vary,
-            "axes": self.space, "grid": tuple(self.sizes[axis] for axis in self.space),
-            "domain": domain, "dt": dt, "frames": len(times), "params": tuple(params)}
-        about = Facts(**about)
+        about = Facts(**{"name": path.stem, "boundary": ("",) * len(self.space)} | facts | {
+            "channels": tuple(channels), "inputs": tuple(inputs), "axes": self.space,
+            "inputs_vary": any("time" in one.axes for one, _ in inputs.values()),
+            "grid": tuple(self.sizes[axis] for axis in self.space), "domain": domain, "dt": dt,
+            "frames": len(times), "params": tuple(params)})
         check_facts(about, path)
         values = np.array([*params.values()], np.float64).reshape(len(params), self.samples).T
-        return Array(path, about, self.samples, times, values, warnings=tuple(self.warnings),
-                     sources=(*channels.values(), *inputs.values()))
+        return File(path, about, self.samples, times, values,
+                    (*channels.values(), *inputs.values()), warnings=tuple(self.warnings))
 
     def _channels(self):
         """{name: (variable, component)} of what is predicted, and of what is given."""
         wanted, given = self.facts.get("channels", ()), self.facts.get("inputs", ())
-        said = (*wanted, *(name for name in given if name not in wanted))
-        whole = [one for one in self.fields if self.whole <= {*one.axes}]
-        channels, inputs = {}, {}
+        said, channels, inputs = dict.fromkeys((*wanted, *given)), {}, {}
         for one in self.fields:
-            names, predicted = self._names(one, said, whole), self.whole <= {*one.axes}
-            if given and not predicted and not {*names} & {*said}:
+            names, whole = self._names(one, said), {*self.sizes} <= {*one.axes}
+            if not whole and given and not {*names} & {*said}:
                 self._pass(one, "it lacks axes, and the inputs are named without it")
                 continue
             for k, name in enumerate(names):
-                if name in given or not predicted:
+                if name in given or not whole:
                     inputs[name] = one, k
                 elif not wanted or name in wanted:
                     channels[name] = one, k
                 else:
                     self._pass(one, f"{name} is not among the channels {' '.join(wanted)}")
-            if not predicted and not {*names} <= {*given}:
-                lacks = " and ".join(sorted(self.whole - {*one.axes}))
+            if not whole and not {*names} <= {*given}:
+                lacks = " and ".join(axis for axis in self.sizes if axis not in one.axes)
                 self.warnings.append(f"{one.name} has no axis {lacks}, so it is an input.")
-        for name in said:
-            if name not in channels | inputs:
-                raise UsageError(f"{self.path}: there is no channel {name}; there are "
-                                 f"{' '.join(channels | inputs) or 'none'}.")
+        if missing := [name for name in said if name not in channels | inputs]:
+            raise UsageError(f"{self.path}: there is no channel {missing[0]}; there are "
+                             f"{' '.join(channels | inputs) or 'none'}.")
         if not channels:
             raise UsageError(f"{self.path}: every variable is an input; none is left to predict.")
-        first = [name for name in said if name in channels]
-        return ({name: channels[name] for name in (*first, *channels)},
+        return ({name: channels[name] for name in (*said, *channels) if name in channels},
                 {name: inputs[name] for name in (*given, *inputs)})
 
-    def _names(self, one, said, whole):
-        """The names of a variable's components."""
+    def _names(self, one, said):
+        """The names of a variable's components: its own, those said of an only array, or counted.
+        """
         count = one.shape[one.axes.index("channel")] if "channel" in one.axes else 1
-        own = one.channels
-        if not own and count > 1 and (names := self.coordinates.get("channel")):
+        own, names = one.channels, self.coordinates.get("channel")
+        if not own and names and count > 1:
             own = understand({"channels": self.f[names.name][:]}, self.path)[0]["channels"]
         others = {other.name for other in self.fields if other != one}
-        if not own and one in whole and one.name not in said and len(whole) == 1:
+        alone = not any({*self.sizes} <= {*other.axes} for other in self.fields if other != one)
+        if not own and alone and {*self.sizes} <= {*one.axes} and one.name not in said:
             own = tuple(name for name in said if name not in others)
             if len(own) != count and not self.facts.get("channels"):
                 own = ()  # inputs alone are said, by names that are given here
         if own and len(own) != count:
             raise UsageError(f"{self.path}: channels {' '.join(own)!r} are {len(own)} names for "
                              f"the {count} of {one}.")
-        alone = re.sub(r"\d+$", "", one.name) if len(whole) == 1 and one in whole else one.name
-        if not own and count > 1:
-            return tuple(f"{alone}{'' if alone != one.name or alone == 'u' else '_'}{k}"
-                         for k in range(count))
-        return own or (one.name,)
+        counted = tuple(f"{one.name}{'' if one.name == 'u' else '_'}{k}" for k in range(count))
+        return own or (counted if count > 1 else (one.name,))
 
     def _params(self):
-        chosen = self.facts.get("params") or self.params
+        """{name: (N,)}"""
         out = {}
-        for name in chosen:
+        for name in self.facts.get("params") or self.params:
+            if name not in self.params:
+                raise UsageError(f"{self.path}: there is no parameter {name}; there are "
+                                 f"{', '.join(self.params) or 'none'}.")
             value = self.params[name]
             if value.ndim and len(value) != self.samples:
                 raise UsageError(f"{self.path}: parameter {name} has {len(value)} values for "
@@ -292,49 +224,20 @@ class _Reader:
         return 0.0, 1.0
 
 
-def even_times(t, where):
-    """Times of the frames (T,) and the time between two, of those of every sample ([N,] T)."""
-    t = np.atleast_2d(t).astype(np.float64)
-    steps = np.diff(t) if t.shape[1] > 1 else np.ones(1)
-    dt = steps.mean().item()
-    if not (steps > 0).all() or abs(steps - dt).max() > 1e-3 * dt + 4e-7 * abs(t).max():
-        raise UsageError(f"{where}: the times of the frames are uneven, with steps from "
-                         f"{steps.min():g} to {steps.max():g}; write even frames.")
-    return t[0], dt
-
-
-def ends(x, axis, warnings):
-    """Both ends of an axis: half a cell beyond its first and last point."""
-    fine, x = x.dtype.itemsize > 4, x.astype(np.float64)
-    steps = np.diff(x) if len(x) > 1 else np.ones(1)
-    h = steps.mean().item()
-    if abs(steps - h).max() > 1e-2 * abs(h) + 4e-7 * abs(x).max():
-        warnings.append(f"the points of {axis} are uneven; they are taken as even.")
-    digits = (12 if fine else 6) - math.ceil(math.log10(abs(h) * len(x) or 1))
-    return round(float(x[0] - h / 2), digits), round(float(x[-1] + h / 2), digits)
-
-
-def _open_folder(path, axes, said):
-    said = facts_beside(path)[1] | said
-    splits = [folder for folder in SPLITS if (path / folder).is_dir()]
-    names = sorted((one for one in path.iterdir() if one.suffix.lower() in SUFFIXES),
-                   key=lambda one: [int(part) if part.isdigit() else part
-                                    for part in re.split(r"(\d+)", one.name)])
-    name = said.get("name", path.name)
-    if splits:
-        parts = [(folder, _open_folder(path / folder, axes, said)) for folder in splits]
-        return [dataclasses.replace(one, split=SPLITS[folder], facts=dataclasses.replace(
-                    one.facts, name=name))
-                for folder, part in parts for one in (part if isinstance(part, list) else [part])]
-    if not names:
-        raise Unrecognised(f"{path}: no file {', '.join(SUFFIXES)} in it.")
-    files = [open_array(one, axes, said) for one in names]
-    files = [dataclasses.replace(one, facts=dataclasses.replace(one.facts, name=name))
-             for one in files]
-    if any(one.samples > 1 for one in files):
+def open_folder(path, axes="", said=None):
+    """The files of a folder [File, ..]: those of its splits, or one of single trajectories."""
+    beside = path.with_name(f"{path.name}.yaml")
+    said = {"name": path.name} | (read_yaml(beside, beside) if beside.is_file() else {}) | (
+        said or {})
+    if splits := [folder for folder in SPLITS if (path / folder).is_dir()]:
+        return [replace(file, split=SPLITS[folder]) for folder in splits
+                for file in open_folder(path / folder, axes, said)]
+    files = [open_array(one, axes, said) for one in sorted(path.iterdir(), key=natural)
+             if one.suffix.lower() in SUFFIXES]
+    if not files or any(one.samples > 1 for one in files):
         return files
     frames = min(one.facts.frames for one in files)
-    first, *others = (dataclasses.replace(one.facts, frames=frames) for one in files)
+    first, *others = (replace(one.facts, frames=frames) for one in files)
     for one, other in zip(files[1:], others, strict=True):
         for key, value in vars(other).items():
             if value != (usual := getattr(first, key)) and not (
@@ -344,6 +247,6 @@ def _open_folder(path, axes, said):
     warnings = list(dict.fromkeys(sum((one.warnings for one in files), ())))
     if cut := sum(one.facts.frames > frames for one in files):
         warnings.append(f"{cut} of {len(files)} trajectories are cut to {frames} frames.")
-    return Folder(path, first, len(files), files[0].times[:frames],
-                  np.concatenate([one.params for one in files]), warnings=tuple(warnings),
-                  parts=tuple(files))
+    return [File(path, first, len(files), files[0].times[:frames],
+                 np.concatenate([one.params for one in files]), warnings=tuple(warnings),
+                 parts=tuple(files))]

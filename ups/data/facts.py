@@ -98,30 +98,27 @@ def scale_of(values):
 
 def check_facts(facts, where):
     """Refuse facts that name what is not there; `where` opens the sentence."""
-    channels, axes = {*facts.channels, *facts.inputs}, set(facts.axes)
-    named = {"conserved": (facts.conserved, {*facts.channels}),
-             "positive": (facts.positive, channels), "shifts": (facts.shifts or (), axes),
-             "vectors": (sum(facts.vectors, ()), channels),
-             "mirrors": (tuple(axis for axis, _ in facts.mirrors), axes | {""}),
-             "mirrors' signs": (sum((odd for _, odd in facts.mirrors), ()), channels),
-             "boundary": (facts.boundary, {*BOUNDARIES, ""})}
+    channels = {*facts.channels, *facts.inputs}
+    circles = {axis for axis, kind in zip(facts.axes, facts.boundary, strict=False)
+               if kind != "closed"}
+    named = {"boundary": (facts.boundary, {*BOUNDARIES, ""}), "shifts": (facts.shifts, circles),
+             "conserved": (facts.conserved, {*facts.channels}),
+             "positive": (facts.positive, channels), "vectors": (sum(facts.vectors, ()), channels),
+             "mirrors": ([axis for axis, _ in facts.mirrors], {*facts.axes, ""}),
+             "mirrors' signs": (sum((odd for _, odd in facts.mirrors), ()), channels)}
     for fact, (words, known) in named.items():
-        for word in words:
+        for word in words or ():
             if word not in known:
-                raise UsageError(f"{where}: {fact} names {word!r}; it may name "
-                                 f"{', '.join(sorted(filter(None, known)))}.")
-    for words, least in ((facts.channels, 1), (facts.axes, 1)):
-        if len(set(words)) < max(least, len(words)):
+                known = ", ".join(sorted(filter(None, known))) or "nothing here"
+                raise UsageError(f"{where}: {fact} names {word!r}; it may name {known}.")
+    for words in (facts.channels, facts.axes):
+        if not words or len({*words}) < len(words):
             raise UsageError(f"{where}: channels {facts.channels} and axes {facts.axes}: at least "
                              "one of each, and no name twice.")
     if len(facts.boundary) != len(facts.axes):
         raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} has "
                          f"{len(facts.boundary)} words for the {len(facts.axes)} axes "
                          f"{' '.join(facts.axes)}; give one for each axis.")
-    for axis in facts.shifts or ():
-        if facts.boundary[facts.axes.index(axis)] == "closed":
-            raise UsageError(f"{where}: shifts along {axis}, which is closed; only a periodic axis "
-                             "can be shifted.")
 
 
 def _tuples(value):

@@ -8,7 +8,6 @@ family share sample indices, since published files share initial conditions by i
 
 import hashlib
 import math
-import re
 import sys
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +18,7 @@ import torch
 from ups.config import UsageError
 from ups.data.check import SEAM, seam, shiftable
 from ups.data.facts import check_facts, scale_of
-from ups.data.file import pieces
+from ups.data.file import natural, pieces
 
 SPLITS = ("train", "fit", "val", "test")
 CUTS = 40  # pieces in time of a long trajectory that is split for itself
@@ -270,22 +269,15 @@ def _cut_in_time(count):
 
 
 def _in_order(files):
-    """By parameters, then by name, numbers in names as numbers."""
-    def key(file):
-        value = tuple(file.params[0]) if file.family and len(file.params) else ()
-        return value, _natural(file.path)
-
-    return sorted(files, key=key)
+    """By parameters, then by name."""
+    return sorted(files, key=lambda file: (
+        tuple(file.params[0]) if file.family and len(file.params) else (), natural(file.path)))
 
 
 def _agree(a, b, what, left, right):
     if left != right:
         raise UsageError(f"{a.path} and {b.path} differ in {what} ({left} and {right}) and cannot "
                          "be one data set; choose by --data FILE, or name:key=value in --tasks.")
-
-
-def _natural(path):
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _divisors(n):

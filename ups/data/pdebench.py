@@ -15,8 +15,7 @@ A steady file has two frames of u, zero and the solution; its coefficient is an 
 
 import math
 import re
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -25,11 +24,9 @@ import yaml
 
 from ups.config import UsageError
 from ups.data.facts import Facts
-from ups.data.file import File
-
-
-class UnknownLayout(UsageError):
-    """A sound HDF5 file that is none of the eleven."""
+from ups.data.file import File, ends, even_times
+from ups.data.said import understand
+from ups.data.stores import HDF5, Variable, opened
 
 
 @dataclass(frozen=True)
@@ -97,232 +94,142 @@ TASKS = dict([
 ])
 
 
-@dataclass(frozen=True)
-class PDEBenchFile(File):
-    layout: str = "flat"
-    groups: tuple[str, ...] = field(default=(), repr=False)
+def stored(task, names):
+    """{channel or input: (key, axes, component)} of a task in a file that holds `names`.
 
-    def _block(self, f, channels, rows, frames, stride):
-        """The fastest axis is read whole: a disk page holds it anyway."""
-        part, every = slice(rows[0], rows[-1] + 1), (slice(None, None, stride),)
-        space = every * (len(self.facts.grid) - 1)  # what HDF5 strides over; numpy does the last
-        if channels == self.facts.inputs:
-            return f["nu"][(part, *space)][:, None, None, ..., ::stride]
-        if self.layout == "steady":
-            u = f["tensor"][(part, 0, *space)][:, None, None, ..., ::stride]
-            return np.concatenate([0 * u, u], 1)[:, frames.start:frames.stop:frames.step]
-        time = slice(frames.start, frames.stop, frames.step)
-        if self.layout == "flat":
-            names = channels if len(channels) > 1 else ("tensor",)
-            return np.stack([f[name][(part, time, *space)][..., ::stride] for name in names], 2)
-        if self.layout == "groups":
-            block = np.stack([f[self.groups[row]]["data"][(time, *space)] for row in rows])
-        else:
-            names = [name for name in ("velocity", "particles") if name in f]
-            block = np.concatenate([f[name][(part, time, *space)] for name in names], -1)
-        return np.moveaxis(block[..., ::stride, :], -1, 2)
+    Of an axis `row` the first is meant; keys without an axis `sample` are in each sample's group.
+    """
+    channels, space = task.facts.channels, task.facts.axes
+    if task.layout == "steady":
+        return {channels[0]: ("tensor", ("sample", "row", *space), 0),
+                **{name: ("nu", ("sample", *space), 0) for name in task.facts.inputs}}
+    if task.layout == "flat":
+        return {name: (name if len(channels) > 1 else "tensor", ("sample", "time", *space), 0)
+                for name in channels}
+    key, axes = ("data", ()) if task.layout == "groups" else ("velocity", ("sample",))
+    axes = (*axes, "time", *space, "channel")
+    found = {name: (key, axes, k) for k, name in enumerate(channels)}
+    return found | {name: (name, axes, 0) for name in ("particles",) if name in names}
 
 
 def recognise(path):
     """The task that a file is beyond doubt; None for any other, whatever its keys."""
+    if path.suffix not in HDF5 or not path.is_file():
+        return None
     with opened(path) as f:
-        try:
-            name = _identify(f, path)
-        except UnknownLayout:
-            return None
+        name = _identify(f)
         ours = f'"task": "{name}"' in str(f.attrs.get("ups", ""))
-    return name if ours or Path(path).name.startswith(TASKS[name].prefix) else None
+    return name if name and (ours or path.name.startswith(TASKS[name].prefix)) else None
 
 
 def identify(path):
-    """The task whose layout a file has, by its keys, shapes and attributes."""
+    """The task whose layout a file has, by its keys, shapes and attributes; or None."""
+    if path.suffix not in HDF5 or not path.is_file():
+        return None
     with opened(path) as f:
-        return _identify(f, path)
+        return _identify(f)
 
 
-def open_pdebench(path, name=None):
-    """Read the header of a file; `name` says which task it is where it could be another's."""
-    with opened(path) as f:
-        found = _identify(f, path)
-        if name not in (None, found):
-            raise UsageError(f"{path} has the layout of {found}, not that of {name}.")
-        task, groups = TASKS[found], ()
-        known = task.facts
-        if task.layout == "groups":
-            groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
-            samples, (frames, *grid, _) = len(groups), f[groups[0]]["data"].shape
-            if (kind := f[groups[0]]["data"].dtype).kind not in "fiu":
-                raise UsageError(f"{path}: {groups[0]}/data holds no real numbers, but {kind}.")
-        else:
-            samples, frames, *grid = _shape(f, task, path)
-        times = np.arange(2.0) if task.layout == "steady" else _coordinate(f, groups, "t")
-        frames = 2 if task.layout == "steady" else frames
-        if not (samples and frames) or times is None or len(times) not in (frames, frames + 1):
-            raise UsageError(f"{path}: {samples} samples of {frames} frames need as many times, or "
-                             "one more, in `t-coordinate`, `t` or `grid/t`.")
-        said = _said(f, groups)
-        params = [_number(said.get(key.lower(), value), key, path)
-                  for key, value in task.params.items()]
-        places = zip(grid, (_coordinate(f, groups, axis) for axis in known.axes), strict=True)
-        ends = [task.domain if x is None else _ends(x[:n]) for n, x in places]
-        times = np.asarray(times[:frames], dtype=np.float64)
-        facts = {"channels": known.channels + (("particles",) if "particles" in f else ()),
-                 "grid": tuple(grid), "frames": frames,
-                 "dt": float(times[-1] - times[0]) / max(frames - 1, 1),
-                 "domain": _domain(said.get("domain", ends), known, path)}
-        if "boundary" in said:  # of ours: the published ones have walls
-            facts["boundary"] = (said["boundary"],) * len(grid)
-            if found == "ns2d" and said["boundary"] == "periodic":
-                facts["shifts"] = ("x",)  # the force depends on y
-    facts = Facts(**vars(known) | facts)
-    values = np.tile(np.array(params, dtype=np.float64), (samples, 1))
-    return PDEBenchFile(Path(path), facts, samples, times, values, test=task.test, family=True,
-                        layout=task.layout, groups=groups)
+def _identify(f):
+    def ndim(key):
+        return f[key].ndim if isinstance(f.get(key), h5py.Dataset) else None
 
-
-def uneven(file):
-    """What is wrong with the coordinates of space and time: {axis: phrase}."""
-    found, t, steps = {}, file.times, np.diff(file.times)
-    usual = np.median(steps) if len(steps) else 0.0
-    rounded = 0.01 * usual + 1e-6 * abs(t).max()
-    for k in np.flatnonzero(~((steps > 0) & (abs(steps - usual) < rounded)))[:1]:
-        found["t"] = (f"does not increase evenly from frame {k} to {k + 1} ({t[k]:g} to "
-                      f"{t[k + 1]:g}): interpolate the fields first")
-    if not isinstance(file, PDEBenchFile):
-        return found
-    with opened(file.path) as f:
-        for axis, n in zip(file.facts.axes, file.facts.grid, strict=True):
-            x = _coordinate(f, file.groups, axis)
-            if x is not None and len(x) not in (n, n + 1):
-                found[axis] = f"has {len(x)} coordinates for {n} points"
-            elif x is not None and not np.allclose(np.diff(x), np.diff(x).mean(), rtol=0.01):
-                found[axis] = "is not evenly spaced: interpolate the fields first"
-    return found
-
-
-@contextmanager
-def opened(path):
-    """An open HDF5 file; what is wrong with it, or with its header, is one sentence."""
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"{path} is a folder; give a file in it." if path.is_dir() else
-                         f"{path}: there is no such file.")
-    if path.suffix == ".partial":
-        raise UsageError(f"{path}: left by a run that was stopped; make it again.")
-    try:
-        f = h5py.File(path)
-    except OSError as error:
-        what = "truncated HDF5" if "truncated" in str(error) else "not a readable HDF5 file"
-        raise UsageError(f"{path}: {what} ({error}); download or make it again.") from None
-    try:
-        with f:
-            yield f
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path}: the header is damaged ({' '.join(str(error).split())}); "
-                         "download or make it again.") from error
-
-
-_KEYS = ("tensor", "nu", "density", "pressure", "Vx", "Vy", "Vz", "velocity", "t")
-
-
-def _identify(f, path):
     attributes = {key.lower() for key in f.attrs}
-    ndim = {key: f[key].ndim for key in _KEYS if isinstance(f.get(key), h5py.Dataset)}
-    if ndim.get("tensor") == 3:
+    if ndim("tensor") == 3:
         for name, wanted in (("reacdiff1d", {"nu", "rho"}), ("burgers1d", {"nu"}),
                              ("advection1d", {"beta"})):
             if wanted <= attributes:
                 return name
-    if ndim.get("tensor") == 4 and ndim.get("nu") == 3:
+    if ndim("tensor") == 4 and ndim("nu") == 3:
         return "darcy2d"
     for name in ("cns1d", "cns2d", "cns3d"):
         facts = TASKS[name].facts
-        if all(ndim.get(key) == 2 + len(facts.axes) for key in facts.channels):
+        if all(ndim(key) == 2 + len(facts.axes) for key in facts.channels):
             return name  # a file of fewer axes may still carry Vz
-    if ndim.get("velocity") == 5 and "t" in ndim:
+    if ndim("velocity") == 5 and "t" in f:
         return "ns2d"
-    group = next((f[key] for key in f if key.isdigit()), None)
-    if group is not None and "data" in group:
-        shape = group["data"].shape
+    group = next((key for key in f if key.isdigit()), "")
+    if ndim(f"{group}/data"):
+        shape = f[f"{group}/data"].shape
         for name in ("diffsorp1d", "diffreact2d", "swe2d"):
             facts = TASKS[name].facts
             if len(shape) == 2 + len(facts.axes) and shape[-1] == len(facts.channels):
                 return name
-    raise UnknownLayout(
-        f"{path}: unknown layout; looked for `tensor` (N,T,x) with attribute beta or Nu, `tensor` "
-        "with `nu`, `density` with `pressure` and `Vx`, `velocity` with `t`, groups `0000/data` "
-        f"(T,x,1), (T,y,x,1) or (T,y,x,2); found {', '.join(list(f)[:6]) or 'nothing'}.")
+    return None
 
 
-def _shape(f, task, path):
-    """(N, T, *grid) of a file that is not in groups: that of all its data sets."""
-    channels, axes = task.facts.channels, len(task.facts.axes)
-    names = {"steady": ("nu", "tensor"), "last": ("velocity", "particles")}.get(
-        task.layout, channels if len(channels) > 1 else ("tensor",))
-    sets = {key: f[key] for key in names if key in f}
-    shapes = {(one.shape[:1] + (1,) * (key == "nu") + one.shape[1:])[:2 + axes]
-              for key, one in sets.items()}
-    last = {"velocity": 2, "particles": 1}
-    if len(shapes) > 1 or any(one.dtype.kind not in "fiu" or one.shape[-1] != last.get(
-            key, one.shape[-1]) for key, one in sets.items()):
-        found = ", ".join(f"{key} {one.dtype} {one.shape}" for key, one in sets.items())
-        raise UsageError(f"{path}: {found} do not hold numbers of one shape (velocity with two "
-                         "components).")
-    return shapes.pop()
+def open_pdebench(path, name=None):
+    """Read the header of a file; `name` says which task it is where it could be another's."""
+    path, warnings = Path(path), []
+    with opened(path) as f:
+        found = _identify(f)
+        if found is None or name not in (None, found):
+            raise UsageError(f"{path} has not the layout of {name or 'PDEBench'}, but "
+                             f"{f'that of {found}' if found else ', '.join(list(f)[:6])}.")
+        task = TASKS[found]
+        known, layout = task.facts, stored(task, f)
+        groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
+        groups = groups if task.layout == "groups" else ()
+        first = f"{groups[0]}/" if groups else ""  # the others are like the first, or refused
+        items = {key: f[first + key] for key, _, _ in layout.values()}
+        sources = {channel: (Variable(key, items[key].shape, items[key].dtype.kind, axes,
+                                      groups=groups), k)
+                   for channel, (key, axes, k) in layout.items()}
+        main, _ = sources[known.channels[0]]
+        sizes = {"sample": len(groups)} | dict(zip(main.axes, main.shape, strict=True))
+        said = _said(f, first)
+        params = [_number(said.get(key.lower(), value), key, path)
+                  for key, value in task.params.items()]
+        times, dt, domain = np.arange(2.0), 1.0, []
+        if not known.steady:
+            times, dt = even_times(_points(f, first, "t", sizes["time"]), path)
+        for axis in known.axes:
+            x = _points(f, first, axis, sizes[axis])
+            domain.append(task.domain if x is None else ends(x, axis, warnings))
+    facts = {"channels": tuple(one for one in layout if one not in known.inputs),
+             "grid": tuple(sizes[axis] for axis in known.axes), "frames": len(times), "dt": dt,
+             "domain": tuple(domain)}
+    if said.get("boundary") in ("periodic", "closed"):  # of ours: the published ones have walls
+        facts |= {"boundary": (said["boundary"],) * len(domain),
+                  **understand({"domain": said.get("domain", facts["domain"])}, path)[0]}
+        if found == "ns2d" and said["boundary"] == "periodic":
+            facts["shifts"] = ("x",)  # the force depends on y
+    return File(path, Facts(**vars(known) | facts), sizes["sample"], times,
+                np.tile(np.array(params, np.float64), (sizes["sample"], 1)),
+                tuple(sources.values()), test=task.test, family=True, warnings=tuple(warnings))
 
 
 def _number(value, key, path):
     try:
-        if not math.isfinite(number := float(value)):
-            raise ValueError
+        if math.isfinite(number := float(value)):
+            return number
     except (TypeError, ValueError):
-        what = (f"is missing; set it with h5py: f.attrs['{key}'] = value" if value is None
-                else f"is {value!r}; it must be a finite number")
-        raise UsageError(f"{path}: the attribute {key} {what}.") from None
-    return number
+        pass
+    raise UsageError(f"{path}: the attribute {key} is {value!r}, no finite number; set it with "
+                     f"h5py: f.attrs['{key}'] = value.")
 
 
-def _domain(ends, facts, path):
-    """Two increasing numbers for each space axis."""
-    try:
-        domain = tuple((float(low), float(high)) for low, high in ends)
-    except (TypeError, ValueError):
-        domain = ()
-    if len(domain) != len(facts.axes) or not all(-math.inf < a < b < math.inf for a, b in domain):
-        raise UsageError(f"{path}: coordinates, or the attribute `domain`, are not two increasing "
-                         f"numbers for {', '.join(facts.axes)}: {' '.join(str(ends).split())}.")
-    return domain
+def _points(f, first, axis, n):
+    """The n coordinates of an axis, of which a file may hold one more; None where it has none."""
+    key = f"{first}grid/{axis}" if first else f"{axis}-coordinate"
+    key = key if key in f else axis
+    if key not in f and axis != "t":
+        return None
+    x = f[key][()] if key in f else np.zeros(0)
+    if x.shape[-1] not in (n, n + 1):
+        raise UsageError(f"{f.filename}: {n} points of {axis} need as many coordinates, or one "
+                         f"more, in {key}; it has {x.shape[-1]}.")
+    return x[..., :n]
 
 
-def _coordinate(f, groups, axis):
-    for key in (f"{groups[0]}/grid/{axis}",) if groups else (f"{axis}-coordinate", axis):
-        if key in f:
-            return f[key][0] if f[key].ndim == 2 else f[key][:]  # `t` may be (N, T)
-
-
-def _ends(x):
-    """The domain, from cell centres; rounded, since they are stored in single precision."""
-    half = (x[-1] - x[0]) / max(len(x) - 1, 1) / 2
-    return round(float(x[0] - half), 5), round(float(x[-1] + half), 5)
-
-
-def _said(f, groups):
+def _said(f, first):
     """What attributes and `config` texts say, by lower-case name without nesting."""
-    said = {}
-
-    def add(values):
-        for key, value in values.items():
-            if key == "config":
-                value = yaml.safe_load(value)
+    said, values = {}, [dict(f.attrs), *([dict(f[first].attrs)] if first else [])]
+    while values:
+        for key, value in values.pop(0).items():
+            value = yaml.safe_load(value) if key == "config" else value
             if isinstance(value, dict):
-                add(value)
+                values.append(value)
             else:
                 said[str(key).lower()] = value
-
-    add(dict(f.attrs))
-    if groups:
-        add(dict(f[groups[0]].attrs))
-    if said.get("boundary") not in ("periodic", "closed"):  # other writers mean other things
-        said.pop("boundary", None)
-        said.pop("domain", None)
     return said

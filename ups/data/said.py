@@ -5,14 +5,14 @@ A list is words separated by blanks (`boundary = "periodic closed"`), groups are
 (`mirrors = "x: u; y: v"`). YAML may use its own lists and mappings.
 """
 
-import dataclasses
 import difflib
+from pathlib import Path
 
 import h5py
 import numpy as np
+import yaml
 
 from ups.config import UsageError
-from ups.data.facts import Facts
 
 MEASURED = {"grid", "frames", "inputs_vary", "scales"}  # never said, but seen in the data
 
@@ -28,11 +28,12 @@ def understand(values, where, strict=False):
         if value is None or key in MEASURED or key.startswith("_"):
             continue
         if key in READ:
+            read, example = READ[key]
             try:
-                facts[key] = READ[key](value)
+                facts[key] = read(value)
             except (TypeError, ValueError, KeyError):
                 raise UsageError(f"{where}: {key} = {value!r} is not understood; write for "
-                                 f"example {key} = {EXAMPLES.get(key, 1)!r}.") from None
+                                 f"example {key} = {example!r}.") from None
         elif _numeric(value) and (strict or not isinstance(value, list)):
             params[key] = np.asarray(value, np.float64)
         elif strict:
@@ -44,19 +45,26 @@ def understand(values, where, strict=False):
 
 def attributes(facts):
     """The inverse, for a file: {key: text, number or array} of facts that are said."""
-    out = {}
-    for key, value in facts.items():
-        if key == "vectors":
-            value = "; ".join(" ".join(group) for group in value)
-        elif key == "mirrors":
-            value = "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value)
-        elif key == "domain":
-            value = np.array(value, np.float64)
-        elif isinstance(value, tuple):
-            value = " ".join(value)
-        if value is not None:
-            out[key] = value
-    return out
+    say = {"boundary": lambda value: " ".join(value) if all(value) else None,
+           "vectors": lambda value: "; ".join(map(" ".join, value)),
+           "mirrors": lambda value: "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value),
+           "domain": lambda value: np.array(value, np.float64)}
+    usual = {tuple: " ".join}
+    out = {key: say.get(key, usual.get(type(value), lambda value: value))(value)
+           for key, value in facts.items() if value is not None}
+    return {key: value for key, value in out.items() if value is not None}
+
+
+def read_yaml(path, where):
+    """The mapping in a YAML file, whose sentences begin with `where`."""
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{where}: not a readable YAML file "
+                         f"({' '.join(str(error).split())}).") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: expected lines such as `boundary: periodic closed`.")
+    return values
 
 
 def _plain(value):
@@ -84,30 +92,29 @@ def _text(value):
 
 
 def _words(value):
-    value = value.split() if isinstance(value, str) else value
-    return tuple(map(_text, value))
+    return tuple(map(_text, value.split() if isinstance(value, str) else value))
+
+
+def _parts(value):
+    return [one for one in value.split(";") if one.strip()] if isinstance(value, str) else value
 
 
 def _groups(value):
-    if isinstance(value, str):
-        value = [one for one in value.split(";") if one.strip()]
-    elif value and not any(isinstance(one, list) or " " in one for one in value):
-        value = [value]  # one vector, as a plain list of its components
-    return tuple(map(_words, value))
+    groups = _parts(value)
+    if groups and not isinstance(value, str) and all(
+            isinstance(one, str) and " " not in one for one in groups):
+        groups = [groups]  # one vector, as a plain list of its components
+    return tuple(map(_words, groups))
 
 
 def _mirrors(value):
-    if isinstance(value, str):
-        value = [one for one in value.split(";") if one.strip()]
-    if isinstance(value, dict):
-        value = list(value.items())
-    pairs = [one.partition(":")[::2] if isinstance(one, str) else one for one in value]
+    pairs = value.items() if isinstance(value, dict) else (
+        one.partition(":")[::2] if isinstance(one, str) else one for one in _parts(value))
     return tuple((_text(axis).strip(), _words(odd or "")) for axis, odd in pairs)
 
 
 def _domain(value):
-    value = value.split() if isinstance(value, str) else value
-    ends = np.asarray(value, np.float64).reshape(-1, 2)
+    ends = np.array(value.split() if isinstance(value, str) else value, np.float64).reshape(-1, 2)
     if not np.isfinite(ends).all() or (ends[:, 0] == ends[:, 1]).any():
         raise ValueError
     return tuple(map(tuple, ends.tolist()))
@@ -124,12 +131,11 @@ def _step(value):
     return float(value)
 
 
-KINDS = {str: _text, float: _step, int: int, bool: _truth}
-READ = {field.name: KINDS.get(field.type, _words) for field in dataclasses.fields(Facts)
-        if field.name not in MEASURED} | {"vectors": _groups, "mirrors": _mirrors,
-                                          "domain": _domain}
-EXAMPLES = {"vectors": "vx vy", "mirrors": "x: vx; y: vy", "domain": "0 1 0 2", "linear": True,
-            "solenoidal": True, "steady": True, "boundary": "periodic closed", "axes": "x y",
-            "dt": 0.1, "name": "mine", "equation": "u_t + u u_x = 0"}
-EXAMPLES |= {key: "u v" for key in ("channels", "inputs", "conserved", "positive")}
-EXAMPLES |= {"params": "nu rho", "shifts": "x"}
+READ = {  # each fact: how it is read, and an example
+    "name": (_text, "mine"), "equation": (_text, "u_t + u u_x = 0"),
+    "channels": (_words, "u v"), "inputs": (_words, "mask"), "params": (_words, "nu rho"),
+    "axes": (_words, "x y"), "boundary": (_words, "periodic closed"),
+    "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (int, 10),
+    "vectors": (_groups, "vx vy; bx by"), "mirrors": (_mirrors, "x: vx; y: vy"),
+    "conserved": (_words, "u"), "positive": (_words, "u"), "shifts": (_words, "x"),
+    "linear": (_truth, True), "solenoidal": (_truth, True), "steady": (_truth, True)}

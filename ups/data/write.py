@@ -6,8 +6,8 @@ scales; parameters over `sample`; facts as attributes (ups/data/said.py).
 
 import contextlib
 import itertools
+import json
 import math
-import os
 import shutil
 import tempfile
 import zipfile
@@ -16,76 +16,100 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.config import UsageError
-from ups.data.arrays import SPLITS, open_array
+from ups.config import DISK, UsageError
+from ups.data.arrays import open_array
 from ups.data.file import pieces
 from ups.data.find import find
 from ups.data.said import READ, attributes, understand
-from ups.files import flush
+from ups.data.well import SPLITS
+from ups.files import flush, lock
 
 
 def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, params=None,
-                 inputs=None, **facts):
+                 inputs=None, made=None, **facts):
     """Write trajectories and what is known of them; return the path.
 
     u: an array (N, T[, C], *grid), or an iterable of trajectories (T[, C], *grid). A trajectory may
-    also be {name: array}: channels (T, *grid), `inputs` (then their names) ([T,] *grid), numbers.
+    also be {name: array}: channels (T, *grid), `inputs` (then their names) ([T,] *grid), numbers;
+    or a pair of an array and such a dictionary.
     t: times (T,), or say `dt`. params: {name: number or (N,)}. inputs: {name: ([N,] [T,] *grid)}.
     channels, axes (of space), boundary (of each) and any other fact: words, or as Facts has them.
-    The points of an axis go by its name: `x=`.
+    The points of an axis go by its name: `x=`. made: how, for JSON; `make` looks for it.
     """
     path = Path(path)
-    given = {name: np.asarray(value) for name, value in inputs.items()} if isinstance(
-        inputs, dict) else {}
+    given = dict(inputs) if isinstance(inputs, dict) else {}
     said = {"channels": channels, "axes": axes, "boundary": boundary, "inputs": [*given] or inputs}
     names = understand(said, path)[0].get("axes", ("x", "y", "z"))
-    points = {name: facts.pop(name) for name in names if name in facts}
+    points = {name: facts.pop(name) for name in names if name in facts} | {"t": t}
     facts, params = understand(said | facts | {
         key: np.asarray(value) for key, value in (params or {}).items()}, path, strict=True)
     rows = (_by_name(row, facts, path) for row in u)
     if (first := next(rows, None)) is None:
         raise UsageError(f"{path}: there is no trajectory to write.")
-    shapes = {name: value.shape for name, value in first.items() if value.ndim}
-    inside = {*facts.get("inputs", ())}
-    facts.setdefault("channels", tuple(name for name in shapes if name not in inside))
-    if missing := [name for name in facts["channels"] if name not in shapes]:
+    arrays = {name: value.shape for name, value in first.items() if value.ndim}
+    facts.setdefault("channels", tuple(
+        name for name in arrays if name not in facts.get("inputs", ())))
+    if missing := [name for name in facts["channels"] if name not in arrays]:
         raise UsageError(f"{path}: there is no channel {missing[0]}; there are "
-                         f"{', '.join(shapes)}.")
-    frames, *grid = shapes[facts["channels"][0]]
-    space = names[:len(grid)] if axes is None else names
+                         f"{', '.join(arrays)}.")
+    frames, *grid = arrays[facts["channels"][0]]
+    space = names if axes else names[:len(grid)]
     if len(space) != len(grid):
         raise UsageError(f"{path}: a trajectory has {len(grid)} axes of space, but the axes are "
-                         f"{' '.join(names)!r}; name each.")
-    samples = len(u) if hasattr(u, "shape") else None
-    sizes = {"sample": samples, "t": frames} | dict(zip(space, grid, strict=True))
-    with _new(path) as f:
-        for name, shape in shapes.items():
-            time = ("t",) if len(shape) > len(grid) else ()
-            _create(f, name, ("sample", *time, *space), sizes)
-        columns, count = {}, 0
-        for row in itertools.chain([first], rows):
-            for name, value in row.items():
-                if name not in shapes:
-                    columns.setdefault(name, []).append(value)
-                    continue
-                if value.shape != shapes[name]:
-                    raise UsageError(f"{path}: {name} of trajectory {count} has shape "
-                                     f"{value.shape}, that of the first {shapes[name]}.")
-                if len(f[name]) == count:
-                    f[name].resize(count + 1, 0)
-                f[name][count] = value
-            count += 1
-        sizes["sample"] = count
+                         f"{' '.join(space)!r}; name each.")
+    sizes = {"sample": None, "t": frames} | dict(zip(space, grid, strict=True))
+    with new_file(path, open_array) as f:
+        for name, value in first.items():
+            time = ("t",) * (value.ndim > len(grid))
+            _create(f, name, ("sample", *time, *space) if value.ndim else ("sample",), sizes)
+        for row, one in enumerate(itertools.chain([first], rows)):
+            shapes = {name: value.shape for name, value in one.items()}
+            if shapes != {name: f[name].shape[1:] for name in first}:
+                raise UsageError(f"{path}: trajectory {row} has shapes {shapes}, which are not "
+                                 "those of the first.")
+            for name, value in one.items():
+                f[name].resize(row + 1, 0)
+                f[name][row] = value
+        sizes["sample"] = row + 1
         for name, value in given.items():
-            lead = value.shape[:value.ndim - len(grid)]
-            lead = {(): (), (count, frames): ("sample", "t"), (frames,): ("t",),
-                    (count,): ("sample",)}.get(lead)  # samples, where both fit
-            if lead is None or value.shape[value.ndim - len(grid):] != (*grid,):
-                raise UsageError(f"{path}: input {name} has shape {value.shape}, where ([{count},] "
-                                 f"[{frames},] {', '.join(map(str, grid))}) is expected.")
-            _create(f, name, (*lead, *space), sizes)[...] = value
-        _finish(f, path, sizes, t, points, params | columns, facts)
+            _create(f, name, _axes_of(value, name, space, sizes, path), sizes)[...] = value
+        _finish(f, sizes, points, params, {"name": path.stem} | facts)
+        if made:
+            f.attrs["ups"] = json.dumps(made, sort_keys=True)
     return path
+
+
+def _by_name(row, facts, path):
+    """One trajectory as {name: array}."""
+    row, more = row if isinstance(row, tuple) else (row, {})
+    more = {name: np.asarray(value) for name, value in more.items()}
+    if isinstance(row, dict):
+        return {name: np.asarray(value) for name, value in row.items()} | more
+    row, channels = np.asarray(row), facts.get("channels", ())
+    space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
+                 1 if row.ndim == 2 else None)
+    if space is None and channels:  # one of one channel may have an axis for it
+        space = row.ndim - 1 - (len(channels) > 1 or row.shape[1] == 1)
+    if space is None or row.ndim not in (space + 1, space + 2):
+        raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis or "
+                         "none; name the axes of space, such as axes='x y'.")
+    if row.ndim == space + 1:
+        row, channels = row[:, None], channels or ("u",)
+    channels = channels or tuple(f"u{c}" for c in range(row.shape[1]))
+    if len(channels) != row.shape[1]:
+        raise UsageError(f"{path}: a trajectory has {row.shape[1]} channels, not "
+                         f"{' '.join(channels)!r}.")
+    return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | more
+
+
+def _axes_of(value, name, space, sizes, path):
+    """Those of an input that is given for all trajectories at once."""
+    for lead in ((), ("sample",), ("t",), ("sample", "t")):
+        if np.shape(value) == tuple(sizes[axis] for axis in (*lead, *space)):
+            return *lead, *space
+    grid = ", ".join(str(sizes[axis]) for axis in space)
+    raise UsageError(f"{path}: input {name} has shape {np.shape(value)}, where "
+                     f"([{sizes['sample']},] [{sizes['t']},] {grid}) is expected.")
 
 
 def convert(src, dst, axes="", said=None):
@@ -103,67 +127,70 @@ def convert(src, dst, axes="", said=None):
         paths = [dst / folders[file.split] / f"{file.path.stem}.h5" if len(files) > 1 else dst
                  for file in files]
         for file, path in zip(files, paths, strict=True):
-            _copy(file, path)
+            copy(file, path)
     return paths
 
 
-def _copy(file, path):
+def copy(file, path):
+    """Write one file as own HDF5, piece by piece."""
     facts = file.facts
     sizes = {"sample": file.samples, "t": facts.frames} | dict(
         zip(facts.axes, facts.grid, strict=True))
-    with _new(path) as f:
-        for names, vary in ((facts.channels, True), (facts.inputs, facts.inputs_vary)):
-            frames, time = (range(facts.frames), ("t",)) if vary else (range(1), ())
-            for name in names:
-                data = _create(f, name, ("sample", *time, *facts.axes), sizes)
-                for rows, k in pieces(file.samples, len(frames), 4 * math.prod(facts.grid)):
-                    block = file.read(range(file.samples)[rows], frames[k], 1, [name])[:, :, 0]
-                    data[(rows, k) if vary else rows] = block if vary else block[:, 0]
-        known = {key: value for key, value in facts.plain().items() if key in READ}
-        params = dict(zip(facts.params, file.params.T, strict=True))
-        _finish(f, path, sizes, file.times, {}, params, known)
-
-
-def _by_name(row, facts, path):
-    """One trajectory as {name: array}."""
-    if isinstance(row, dict):
-        return {name: np.asarray(value) for name, value in row.items()}
-    row, channels = np.asarray(row), facts.get("channels", ())
-    space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
-                 1 if row.ndim == 2 else None)
-    if space is None and channels:  # one of one channel may have an axis for it
-        space = row.ndim - 1 - (len(channels) > 1 or row.shape[1] == 1)
-    if space is None:
-        raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis or "
-                         "none; name the axes of space, such as axes='x y'.")
-    if row.ndim == space + 1:
-        row, channels = row[:, None], channels or ("u",)
-    if row.ndim != space + 2:
-        raise UsageError(f"{path}: a trajectory has shape {row.shape}, but there are {space} axes "
-                         "of space; expected (T, *grid) or (T, C, *grid).")
-    channels = channels or tuple(f"u{c}" for c in range(row.shape[1]))
-    if len(channels) != row.shape[1]:
-        raise UsageError(f"{path}: a trajectory has {row.shape[1]} channels, not "
-                         f"{' '.join(channels)!r}.")
-    return dict(zip(channels, row.swapaxes(0, 1), strict=True))
+    with new_file(path, open_array) as f:
+        for name in (*facts.channels, *facts.inputs):
+            vary = name in facts.channels or facts.inputs_vary
+            frames = range(facts.frames if vary else 1)
+            data = _create(f, name, ("sample", *("t",) * vary, *facts.axes), sizes)
+            for rows, k in pieces(file.samples, len(frames), 4 * math.prod(facts.grid)):
+                block = file.read(range(file.samples)[rows], frames[k], 1, [name])[:, :, 0]
+                data[(rows, k) if vary else rows] = block if vary else block[:, 0]
+        _finish(f, sizes, {"t": file.times}, dict(zip(facts.params, file.params.T, strict=True)),
+                {key: value for key, value in facts.plain().items() if key in READ})
 
 
 @contextlib.contextmanager
-def _new(path):
-    """A file that appears whole, once it reads back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with h5py.File(partial, "w") as f:
-            yield f
-        open_array(partial)
-        flush(partial)
-        partial.replace(path)
-        flush(path.parent)
-    except UsageError as error:
-        raise UsageError(str(error).replace(str(partial), str(path))) from None
-    finally:
-        partial.unlink(missing_ok=True)
+def _unpacked(path, folder):
+    """The path itself, or that of a copy in `folder` that is not compressed."""
+    if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
+        yield path
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        new = Path(place) / path.name
+        with zipfile.ZipFile(path) as packed, zipfile.ZipFile(new, "w") as plain:
+            for one in packed.infolist():
+                with packed.open(one) as a, plain.open(one.filename, "w", force_zip64=True) as b:
+                    shutil.copyfileobj(a, b)
+        if (beside := path.with_suffix(".yaml")).exists():
+            shutil.copy(beside, place)
+        yield new
+
+
+@contextlib.contextmanager
+def new_file(path, check=None):
+    """An HDF5 file that appears whole, once `check(path)` has read it, or not at all."""
+    partial = path.with_name(f"{path.name}.partial")  # a name that no reader takes
+    held = lock(partial, "--out")  # HDF5 would empty the file first, then look for its own lock
+    if held is None:
+        raise UsageError(f"{path} is being written by another process; wait for it.")
+    with held:
+        try:
+            with h5py.File(partial, "w", locking=False) as f:
+                yield f
+            if check:
+                check(partial)
+            flush(partial)
+            partial.replace(path)
+            flush(path.parent)
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(partial), str(path))) from None
+        except (OSError, RuntimeError) as error:  # h5py: a RuntimeError on closing
+            if getattr(error, "errno", None) not in DISK and "errno = " not in str(error):
+                raise
+            raise UsageError(f"{path} cannot be written ({' '.join(str(error).split())}); make "
+                             "room, or choose another folder.") from None
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _create(f, name, axes, sizes):
@@ -173,8 +200,8 @@ def _create(f, name, axes, sizes):
                          "parameter.")
     shape, options = [sizes[axis] for axis in axes], {}
     if shape[0] is None:
-        chunk = [1, *shape[1:]]  # a trajectory, or those of its frames that make a megabyte
-        if axes[1] == "t":
+        chunk = [1, *shape[1:]] if shape[1:] else [1024]
+        if "t" in axes:  # frames that make a megabyte
             chunk[1] = min(shape[1], max(1, 2**18 // math.prod(shape[2:])))
         options = {"chunks": tuple(chunk), "maxshape": (None, *shape[1:])}
         shape[0] = 0
@@ -183,51 +210,27 @@ def _create(f, name, axes, sizes):
     return f[name]
 
 
-def _finish(f, path, sizes, t, points, params, facts):
-    """Write the axes, the parameters and the facts."""
-    variables = [name for name in f]
+def _finish(f, sizes, points, params, facts):
+    """Write the parameters, the points of the axes, and the facts."""
     for name, value in params.items():
-        value = np.asarray(value, np.float64)
-        if value.shape not in ((), (sizes["sample"],)):
-            raise UsageError(f"{path}: parameter {name} has shape {value.shape} for "
+        if np.shape(value) not in ((), (sizes["sample"],)):
+            raise UsageError(f"{f.filename}: parameter {name} has shape {np.shape(value)} for "
                              f"{sizes['sample']} samples.")
         _create(f, name, ("sample",), sizes)[...] = value
-        variables.append(name)
-    domain = facts.get("domain", ((0.0, 1.0),) * (len(sizes) - 2))
-    ends = dict(zip([*sizes][2:], domain, strict=True))
+    params = dict.fromkeys((*params, *(name for name in f if f[name].ndim == 1)))
+    variables = list(f)
+    space = [*sizes][2:]
+    domain = facts.get("domain", ((0.0, 1.0),) * len(space))
+    usual = {axis: low + (np.arange(sizes[axis]) + 0.5) * (high - low) / sizes[axis]
+             for axis, (low, high) in zip(space, domain, strict=True)}
+    usual |= {"t": np.arange(sizes["t"]) * facts.get("dt", 1.0),
+              "sample": np.arange(sizes["sample"])}
     for axis, n in sizes.items():
-        if axis == "t":
-            values = np.arange(n) * facts.get("dt", 1.0) if t is None else np.asarray(t)
-        elif axis == "sample":
-            values = np.arange(n)
-        else:
-            low, high = ends[axis]
-            values = points.get(axis, low + (np.arange(n) + 0.5) * (high - low) / n)
-        f.create_dataset(axis, (n,), data=values).make_scale(axis)
+        values = points.get(axis)
+        f.create_dataset(axis, (n,), data=usual[axis] if values is None else values)
+        f[axis].make_scale(axis)
     for name in variables:
         for k, axis in enumerate(f[name].attrs["dims"].split()):
             f[name].dims[k].attach_scale(f[axis])
-    facts.pop("axes", None)  # the variables name them
-    f.attrs.update(attributes({"name": path.stem} | facts | {"params": tuple(params)}))
-
-
-@contextlib.contextmanager
-def _unpacked(path, folder):
-    """The path itself, or that of a copy that is not compressed."""
-    packed = False
-    if path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            packed = any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
-    if not packed:
-        yield path
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        copy = Path(place) / path.name
-        with zipfile.ZipFile(path) as old, zipfile.ZipFile(copy, "w") as new:
-            for info in old.infolist():
-                with old.open(info) as a, new.open(info.filename, "w", force_zip64=True) as b:
-                    shutil.copyfileobj(a, b)
-        if (beside := path.with_suffix(".yaml")).exists():
-            shutil.copy(beside, place)
-        yield copy
+    facts = {key: value for key, value in facts.items() if key != "axes"}  # variables name them
+    f.attrs.update(attributes(facts | {"params": tuple(params)}))
