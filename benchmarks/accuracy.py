@@ -34,7 +34,7 @@ import torch
 import train_operator as script
 from benchmarks import scripts
 from benchmarks.baselines import BASELINES, train_baseline
-from benchmarks.budget import MOMENTS, TIMED, VAL, WARMUP, chunk_steps, step_seconds, steps_within
+from benchmarks.budget import MOMENTS, VAL, WARMUP, steps_within, trial_steps
 from benchmarks.chosen import DATA, flags_of
 from benchmarks.ratios import report
 from benchmarks.tables import device_name
@@ -43,8 +43,6 @@ from ups.data.solvers import SOLVERS
 from ups.eval.finish import operator_errors
 from ups.eval.metrics import NRMSE
 from ups.files import lock_folder, read_json, write_json
-from ups.train.ranks import now
-from ups.train.step import Backward
 from ups.train.tracking import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,15 +112,14 @@ def work(path):
 
 def train_operator(cell, folder):
     """`train_operator.main` twice: a few steps that are timed, then the training."""
-    cuda = torch.cuda.is_available()
-    own, chunk = [*cell["flags"], "--tasks", cell["task"]], chunk_steps(cuda)
-    few, marks, result = (2 + TIMED) * chunk, [], {}
+    cuda, result = torch.cuda.is_available(), {}
 
-    class Timed(Backward):
-        def __call__(self, batch):
-            if batch["step"] % chunk == 0:
-                marks.append((batch["step"], now()))
-            return super().__call__(batch)
+    def words(name, steps, moments):
+        return [*cell["flags"], *scripts.argv({
+            "run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
+            "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
+            "warmup": max(1, round(WARMUP * steps)), "cache": folder / "cache",
+            "data": cell["folder"], "tasks": cell["task"], "seed": cell["seed"], "compile": cuda})]
 
     def finish(run, model, tasks):
         tables = operator_errors(run.accelerator, model, tasks[0], 0,
@@ -131,23 +128,17 @@ def train_operator(cell, folder):
                             (("rollout", "operator"), ("one_step", "one_step"))}
         result["parameters"] = sum(p.numel() for p in model.parameters())
 
-    def main(name, steps, moments, **names):
-        flags = {"run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
-                 "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
-                 "warmup": max(1, round(WARMUP * steps)), "cache": folder / "cache",
-                 "data": cell["folder"], "seed": cell["seed"], "compile": cuda}
-        scripts.run(script, [*own, *scripts.argv(flags)], **names)
-
-    main("probe", few, 1, Backward=Timed, validate=lambda *args: {"val/nrmse_rollout": math.inf},
-         test_operator=lambda *args: None)
-    step = step_seconds(marks)
+    few, timed = trial_steps(cuda)
+    step = 1 / scripts.speed(script, words("probe", few + timed, 1), timed,
+                             validate=lambda *args: {"val/nrmse_rollout": math.inf},
+                             test_operator=lambda *args: None)
     steps = steps_within(cell["seconds"], step)
-    main("run", steps, MOMENTS, test_operator=finish)
+    scripts.run(script, words("run", steps, MOMENTS), test_operator=finish)
     lines = Metrics(folder / "run" / "operator" / "metrics.jsonl").read()
     curve = [(line["step"] * step, line["val/nrmse_rollout"]) for line in lines
              if "val/nrmse_rollout" in line]
     return {"steps": steps, "curve": curve, "step_ms": 1e3 * step,
-            "batch_size": parse(script.Config, own).batch_size} | result
+            "batch_size": settings(cell)["batch_size"]} | result
 
 
 # ---- all cells, their tables and pictures

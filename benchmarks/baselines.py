@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from benchmarks.budget import MOMENTS, TIMED, VAL, WARMUP, chunk_steps, step_seconds, steps_within
+from benchmarks.budget import MOMENTS, VAL, WARMUP, steps_within, trial_steps
 from benchmarks.fno import FNO, FNOConfig
 from benchmarks.unet import UNet, UNetConfig
 from ups.cache.windows import starts_of
@@ -161,7 +161,7 @@ def train_baseline(cell, folder):
         model.compile(dynamic=False)
     params = list(model.parameters())
     optimizer = Muon(model, cfg.lr, rms=cfg.rms, weight_decay=cfg.weight_decay)
-    ema = EMA(model, cfg.ema, compile=cuda)
+    ema = EMA(model, cfg.ema)
     noise = torch.tensor(cfg.noise, device=device)
     starts = starts_of(u.shape[1] - 1).to(device)
 
@@ -193,12 +193,12 @@ def train_baseline(cell, folder):
         return loss.detach()
 
     # compile, capture and time the steps; then as if nothing had happened
-    step, chunk, marks = CudaGraphed(step, cuda), chunk_steps(cuda), [(0, now())]
-    start = [p.detach().clone() for p in params]
-    for i in range(1, 2 + TIMED):
-        for _ in range(chunk):
+    start, step = [p.detach().clone() for p in params], CudaGraphed(step, cuda)
+    for count in trial_steps(cuda):
+        begin = now()
+        for _ in range(count):
             step()
-        marks.append((i * chunk, now()))
+        step_s = (now() - begin) / count
     with torch.no_grad():
         torch._foreach_copy_(params, start)
         torch._foreach_copy_(ema.shadow, start)
@@ -206,7 +206,6 @@ def train_baseline(cell, folder):
             torch._foreach_zero_(list(state.values()))
         ema.updates.zero_()
 
-    step_s = step_seconds(marks)
     steps, curve = steps_within(cell["seconds"], step_s), []
     warmup = max(1, round(WARMUP * steps))
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}

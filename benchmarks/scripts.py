@@ -37,7 +37,7 @@ def run(script, words, **names):
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def speed(script, words, steps):
+def speed(script, words, steps, **names):
     """Steps per second of a script's loop, over the last `steps` steps of a training."""
     stamps = []
 
@@ -50,7 +50,7 @@ def speed(script, words, steps):
                     stamps.append(time.perf_counter())
                 yield batch
 
-    run(script, words, Run=Timed)
+    run(script, words, Run=Timed, **names)
     return steps / (stamps[1] - stamps[0])
 
 

@@ -71,8 +71,6 @@ def test_parameters_are_counted_by_hand_and_odd_sizes_fit():
 
 def test_the_number_of_steps_fits_the_time():
     assert budget.steps_within(100.0, 0.5) == 200 and budget.steps_within(1.0, 0.5) == 8
-    marks = [(0, 0.0), (10, 30.0), (20, 32.0), (30, 53.0)]
-    assert budget.step_seconds(marks) == 0.2  # the least of 3, 0.2 and 2.1
 
 
 @pytest.mark.parametrize("model", ["fno --model.depth 1 --model.modes 4", "unet --model.levels 1"])
