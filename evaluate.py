@@ -29,7 +29,7 @@ from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
 from ups.files import read_json
 from ups.latents import open_tasks
-from ups.stages import inherit, load_corrector, load_operator
+from ups.stages import inherit, load_class, load_corrector, load_operator
 from ups.train.ranks import make_accelerator, on_main
 
 ENSEMBLES = ("diffusion", "consistency")
@@ -43,6 +43,7 @@ class Config:
     trajectories: int = 0        # of the test split; 0: all
     members: int = 0             # of an ensemble; 0: as the corrector's stage has it
     calls: int = 0               # of the network, to draw a member; 0: as the stage has it
+    model: str = ""              # FILE.py:Class of an operator of your own
     seed: int = 0                # of members and intervals
 
     def __post_init__(self):
@@ -54,7 +55,7 @@ class Config:
             raise UsageError("--members 1: an ensemble needs at least 2.")
 
 
-def find_stages(run):
+def find_stages(run, model=""):
     """{stage: Loaded} of the operator and its correctors; the test.json of a steady prior."""
     if not run.is_dir():
         there = sorted(p.name for p in run.parent.iterdir()) if run.parent.is_dir() else []
@@ -66,7 +67,7 @@ def find_stages(run):
     steady = read_json(run / "steady" / "test.json") if "steady" in done else {}
     if steady and not (run / "operator").is_dir():
         return {}, steady
-    operator = load_operator(run)
+    operator = load_operator(run, load_class(model))
     for task in operator.settings.tasks:
         folder = run / "codec" / task.split(":")[0] / "model"
         if not (folder / "config.json").exists():
@@ -141,7 +142,7 @@ def main(argv=None):
 
     # stages and data
     accelerator, run = make_accelerator(), Path(cfg.run)
-    stages, steady = find_stages(run)
+    stages, steady = find_stages(run, cfg.model)
     tasks = open_data(accelerator, cfg, stages["operator"]) if stages else []
     for stage in stages.values():
         stage.model.to(accelerator.device)

@@ -1,0 +1,78 @@
+"""A copy of train_operator.py with a model of the reader's own: short, and used like any other."""
+
+import difflib
+import json
+import re
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from launching import ROOT
+
+import evaluate
+from examples import own_model
+from ups import Simulator
+from ups.config import UsageError
+from ups.data.make import make
+from ups.simulator import main as export
+
+FILE = f"{ROOT}/examples/own_model.py:ConvNet"
+
+
+def train(folder, *more):
+    own_model.main(["--run", str(folder / "run"), "--data", str(folder / "data"), "--cache",
+                    str(folder / "cache"), "--steps", "20", "--batch_size", "8", "--save_every",
+                    "10", "--warmup", "2", "--lr", "1e-2", "--model.channels", "8", *more])
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    make("burgers1d", out=folder / "data", samples=40, grid=32, frames=9, t_end=0.4)
+    train(folder)
+    return folder
+
+
+def test_a_copy_differs_in_forty_lines_at_most():
+    ours, copy = ((ROOT / name).read_text().splitlines()
+                  for name in ("train_operator.py", "examples/own_model.py"))
+    changes = [line for line in difflib.ndiff(ours, copy) if line[0] in "+-"]
+    assert 0 < len(changes) <= 40, "\n".join(changes)
+
+
+def test_it_learns_and_resumes_bit_for_bit(folder):
+    stage = folder / "run" / "operator"
+    test = json.loads((stage / "test.json").read_text())["tasks"]["burgers1d"]["nrmse_rollout"]
+    assert test["operator"] < test["persistence"]
+    weights = (stage / "model" / "model.safetensors").read_bytes()
+    for path in (stage / "checkpoints/step_20/state.safetensors", stage / "exit.json"):
+        path.unlink()
+    train(folder)
+    assert (stage / "model" / "model.safetensors").read_bytes() == weights
+
+
+def test_it_is_measured_rolled_out_and_exported(folder, capsys):
+    run, stage = folder / "run", folder / "run" / "operator"
+    evaluate.main(["--run", str(run), "--model", FILE])
+    found = json.loads((run / "evaluation" / "metrics.json").read_text())
+    row = found["tasks"]["burgers1d"]["forecasts"]["operator"]
+    test = json.loads((stage / "test.json").read_text())["tasks"]["burgers1d"]["nrmse_rollout"]
+    numbers = re.findall(r"[\d.]+(?:e-?\d+)?", json.dumps(row))
+    assert any(float(n) == pytest.approx(test["operator"], rel=1e-5) for n in numbers)
+    u0 = torch.rand(2, 1, 32)
+    sim = Simulator.load(run, "cpu", own_model.ConvNet)
+    nu = {"nu": 0.01} if sim.tasks["burgers1d"].facts.params else {}
+    u = sim.rollout(u0, 3, nu)
+    assert u.shape == (2, 3, 1, 32) and u.isfinite().all()
+    export([str(run), str(folder / "exported"), "--model", FILE])
+    again = Simulator.load(folder / "exported", "cpu", own_model.ConvNet)
+    assert torch.equal(again.rollout(u0, 3, nu), u)
+
+
+def test_its_code_is_never_loaded_because_a_folder_names_it(folder):
+    words = r"holds an operator of class ConvNet.*`--model FILE.py:ConvNet`"
+    for use in (lambda: Simulator.load(folder / "run", "cpu"),
+                lambda: evaluate.main(["--run", str(folder / "run")])):
+        with pytest.raises(UsageError, match=words):
+            use()
