@@ -17,8 +17,9 @@ LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator",
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: hours of faults; only with `pytest -m soak`")
+    config.addinivalue_line("markers", "slurm: a Slurm on loopback; only with `pytest -m slurm`")
     if not config.option.markexpr:
-        config.option.markexpr = "not soak"
+        config.option.markexpr = "not soak and not slurm"
     config.option.loadscopereorder = False  # xdist would begin with the files of most tests
 
 

@@ -37,6 +37,14 @@ def lock_folder(folder, flag):
     return held
 
 
+def refuse_links(folder, base):
+    """A stranger's folder may hold links: what is written below it would land where they lead."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(Path(base).resolve()):
+            raise UsageError(f"{path} is a link to {path.resolve()}, outside of {base}; put the "
+                             "files there themselves, or make all of the folder a link.")
+
+
 def write_bytes(path, data):
     """Under another name first, flushed, then renamed: `path` never holds a part of them."""
     partial = Path(f"{path}.{os.getpid()}.partial")

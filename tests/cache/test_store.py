@@ -219,3 +219,18 @@ def test_specs_travel_as_plain_values(tmp_path):
                            "channels": ["u"], "width": 3, "inputs": 0}
     assert cache.manifest["facts"] == json.loads(json.dumps(FormulaFields().facts.plain()))
     assert cache.facts == FormulaFields().facts
+
+
+@pytest.mark.parametrize("name", ["../else/{shard}", "{root}/else/{shard}"])
+def test_a_manifest_names_no_place(tmp_path, name):
+    """A shard lies in its folder, whatever the manifest says; its checksum is easily made."""
+    cache = build(tmp_path)
+    (tmp_path / "else").mkdir()
+    for shard in cache.manifest["shards"]:
+        (cache.folder / shard["name"]).rename(tmp_path / "else" / shard["name"])
+        shard["name"] = name.format(root=tmp_path, shard=shard["name"])
+    manifest = {key: value for key, value in cache.manifest.items() if key != "checksum"}
+    text = manifest | {"checksum": store._sha256(store._json(manifest))}
+    (cache.folder / "manifest.json").write_bytes(store._json(text))
+    with pytest.raises(UsageError, match="has 0 bytes instead of"):
+        open_cache(cache.folder)

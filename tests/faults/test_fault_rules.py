@@ -1,4 +1,5 @@
-"""What no file may contain: `os._exit`, and a collective where not every rank comes by."""
+"""What no file may contain: `os._exit`, what loads code out of a file, and a collective where not
+every rank comes by."""
 
 import ast
 from pathlib import Path
@@ -7,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("*.py"), *ROOT.glob("ups/**/*.py")])
+CODE = {("torch", "load"), ("pickle", "load"), ("pickle", "loads"), ("joblib", "load"),
+        ("yaml", "load"), ("yaml", "unsafe_load"), ("yaml", "full_load"), ("marshal", "loads"),
+        ("os", "system"), ("", "eval"), ("", "exec"), ("os", "_exit"), ("os", "abort")}
 COLLECTIVES = {
     "all_reduce", "broadcast", "broadcast_object_list", "monitored_barrier", "barrier", "reduce",
     "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object",
@@ -20,7 +24,8 @@ def called(node):
         if isinstance(call, ast.Call):
             function = call.func
             name = getattr(function, "attr", None) or getattr(function, "id", "")
-            owner = getattr(getattr(function, "value", None), "id", "")
+            bare = isinstance(function, ast.Name)
+            owner = "" if bare else getattr(getattr(function, "value", None), "id", "?")
             yield call.lineno, owner, name
 
 
@@ -30,8 +35,12 @@ def faults(source):
                 and getattr(call.func, "attr", "") == "signal" and len(call.args) == 2
                 for arg in call.args[1:] if isinstance(arg, ast.Name)}
     for line, owner, name in called(tree):
-        if name in ("_exit", "abort") and owner == "os":
-            yield f"line {line}: os.{name}"
+        if (owner, name) in CODE:
+            yield f"line {line}: {owner}.{name}".replace(" .", " ")  # a bare name has no owner
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for word in call.keywords:
+            if word.arg in ("allow_pickle", "shell", "trust_remote_code"):
+                yield f"line {call.lineno}: {word.arg}"
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             where = "an except block"
@@ -51,6 +60,9 @@ def test_no_hidden_end_and_no_collective_alone(file):
 
 @pytest.mark.parametrize("source, found", [
     ("import os\nos._exit(0)", "line 2: os._exit"),
+    ("yaml.load(text)", "line 1: yaml.load"),
+    ("x = eval(text)", "line 1: eval"),
+    ("np.load(path, allow_pickle=True)", "line 1: allow_pickle"),
     ("try:\n    f()\nexcept ValueError:\n    if x:\n        dist.all_reduce(t)",
      "line 5: all_reduce in an except block"),
     ("def ask(number, frame):\n    on_main(a, f)\nsignal.signal(15, ask)",

@@ -155,7 +155,7 @@ def open_cache(folder, key=None):
 
     z, inputs = [], []
     for i, shard in enumerate(manifest["shards"]):
-        path = folder / shard["name"]
+        path = folder / Path(shard["name"]).name  # never a place that a file names
         if (size := path.stat().st_size if path.exists() else 0) != shard["bytes"]:
             raise refuse(shard["name"], f"has {size} bytes instead of {shard['bytes']}")
         try:

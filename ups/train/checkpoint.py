@@ -113,6 +113,8 @@ def damage(folder):
     """Say what is wrong with a checkpoint, or None."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
+        if set(manifest) != set(FILES):  # never a path that a file names
+            return "manifest.json is foreign"
         for name, expected in manifest.items():
             if (folder / name).stat().st_size != expected["bytes"]:
                 return f"{name} has the wrong size"
@@ -120,7 +122,7 @@ def damage(folder):
                 return f"{name} is not the file that was written"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if set(manifest) == set(FILES) else "manifest.json is foreign"
+    return None
 
 
 def read_checkpoint(folder):

@@ -33,7 +33,7 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import RunError, UsageError, flat
 from ups.data.find import refuse_other_data
-from ups.files import lock_folder, write_json
+from ups.files import lock_folder, refuse_links, write_json
 from ups.train import rehearsal
 from ups.train.checkpoint import (
     checkpoints,
@@ -80,6 +80,7 @@ class Run:
             on_main(self.accelerator, refuse_other_data, cfg)
 
     def _take_folder(self):
+        refuse_links(self.folder, self.cfg.run)
         self.lock = lock_folder(self.folder, "--run")
         if self.cfg.dry_run:
             rehearsal.clear(self.folder)

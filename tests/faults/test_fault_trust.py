@@ -1,0 +1,76 @@
+"""A stranger's folder or file runs no code, and makes us write, or read on and on, nowhere else.
+
+Exports: tests/test_simulator.py; caches: tests/cache/test_store.py; HDF5 and NumPy files:
+tests/data; no line of ours unpickles or evaluates: test_fault_rules.py.
+"""
+
+import json
+import os
+import pickle
+
+import pytest
+import toy
+
+from ups.config import UsageError, parse
+from ups.train.checkpoint import checkpoints, damage, load_model
+from ups.train.run import RunConfig
+
+CODE = "!!python/object/apply:os.mkdir [{path}]\n"
+
+
+class Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that is done, as somebody else may have sent it."""
+    toy.main(["--run", str(tmp_path / "run")])
+    return tmp_path / "run" / "micro0"
+
+
+def test_a_configuration_is_plain_yaml(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("run: " + CODE.format(path=tmp_path / "made"))
+    with pytest.raises(UsageError, match="config.yaml"):
+        parse(RunConfig, ["--config", str(file)])
+    assert not (tmp_path / "made").exists()
+
+
+def test_weights_are_no_pickle(run, tmp_path):
+    with (run / "toy" / "model" / "model.safetensors").open("wb") as file:
+        pickle.dump({"weights": Code(tmp_path / "made")}, file)
+    with pytest.raises(UsageError, match="not readable"):
+        load_model(run / "toy" / "model")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../../secret", "manifest.json"])
+def test_a_manifest_names_no_other_file(run, name):
+    """/dev/zero has the right size, 0, and no end."""
+    newest = checkpoints(run / "toy" / "checkpoints")[0]
+    manifest = json.loads((newest / "manifest.json").read_text())
+    manifest[name] = {"bytes": 0, "sha256": ""}
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert damage(newest) == "manifest.json is foreign"
+
+
+@pytest.mark.parametrize("place", ["toy/checkpoints", "toy/model", "toy/metrics.jsonl", "toy"])
+def test_a_link_out_of_the_run_is_refused(run, tmp_path, capsys, place):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "kept").write_text("mine")
+    (run / place).rename(tmp_path / "moved")
+    (run / place).symlink_to(tmp_path / "else")
+    with pytest.raises(UsageError, match="is a link to .*, outside of "):
+        toy.main(["--run", str(tmp_path / "run")])
+    assert [path.name for path in (tmp_path / "else").iterdir()] == ["kept"]
+    (run / place).unlink()
+    (tmp_path / "moved").rename(run / place)
+    run.rename(tmp_path / "real")
+    run.symlink_to(tmp_path / "real")  # the whole folder may lie on another disk
+    toy.main(["--run", str(tmp_path / "run")])
+    assert "is finished (step 8)" in capsys.readouterr().out
