@@ -157,7 +157,7 @@ def main(argv=None):
         "tasks": {name: result for name, (result, _) in results.items()}, "evaluation": flat(cfg),
         "lineage": {name: {"fingerprint": stage.mark, "built on": stage.config["lineage"]}
                     for name, stage in stages.items()},
-        "config": {name: vars(stage.settings) for name, stage in stages.items()},
+        "config": {name: read_json(run / name / "config.json") for name in stages},
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "accelerate": accelerate.__version__, "numpy": numpy.__version__,
                      "device": str(accelerator.device), "machine": platform.machine(),

@@ -4,7 +4,7 @@
     accelerate launch --config_file accelerate_configs/1gpu.yaml train_codec.py --compile
     accelerate launch --config_file accelerate_configs/2gpu.yaml train_codec.py --compile
 
-Run the same command again to resume. The other stages use it with `--codec grid` in the same run.
+The same command again resumes. Other stages use it with `--codec.kind grid` in the same run.
 Writes runs/NAME/codec/TASK/: metrics.jsonl, checkpoints/, model/ (best average by validation),
 test.json and codec.png.
 """
@@ -22,6 +22,7 @@ from ups.data.find import names_of
 from ups.eval.finish import codec_error, test_codec
 from ups.files import read_json
 from ups.latents import frames_of, open_latents
+from ups.models.codec import CodecConfig
 from ups.models.grid_codec import (
     GridCodecConfig,
     codec_loss,
@@ -43,7 +44,6 @@ class Config(RunConfig):
     stride_t: int = 1           # take every n-th frame
     patch: int = 8              # grid points per token and axis
     width: int = 2              # latent channels per token
-    cache_dtype: str = "float32"  # float32, float16 or bfloat16
     # model
     model: GridCodecConfig = GridCodecConfig()
     # optimisation
@@ -93,8 +93,8 @@ def main(argv=None):
                              "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
-        data = open_latents(run, cfg, "train", folder=run.folder / "start",
-                            components="all")  # lossless tokens: fields, by memory map
+        data = open_latents(run, cfg, "train", folder=run.folder / "start", how=CodecConfig(
+            patch=cfg.patch, components="all"))      # lossless tokens: fields, by memory map
         (task,) = data.tasks
         loader = run.loader(data)
 

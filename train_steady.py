@@ -19,8 +19,9 @@ import torch.nn.functional as F
 
 from ups.config import UsageError, check, command, parse
 from ups.eval.steady import calibrate, left_over, read, test_steady, validate_steady
-from ups.latents import check_codec, open_latents
+from ups.latents import open_latents
 from ups.models.body import BodyConfig
+from ups.models.codec import CodecConfig
 from ups.models.diffusion import denoising_loss, training_sigma
 from ups.models.steady import SteadyPrior, errors
 from ups.train import noise
@@ -34,11 +35,7 @@ from ups.train.step import Backward
 class Config(RunConfig):
     # data
     stride_x: int = 1           # take every n-th grid point
-    codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
-    patch: int = 8              # grid points per token and axis
-    components: str = "auto"    # latent channels per token: a number, all, or auto
-    codec_error: float = 1e-4   # nRMSE that auto may lose
-    cache_dtype: str = "float32"  # float32, float16 or bfloat16
+    codec: CodecConfig = CodecConfig(patch=8)
     # model
     model: BodyConfig = BodyConfig(depth=4, kernel=3, norm="layer")  # of the mean
     denoiser: BodyConfig = BodyConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
@@ -66,7 +63,6 @@ class Config(RunConfig):
             object.__setattr__(self, "tasks", ("darcy2d",))
         super().__post_init__()
         check(self, mean_share=(0, 1), slope=(0, math.inf), calls=(2, math.inf))
-        check_codec(self)
 
     @property
     def switch(self):

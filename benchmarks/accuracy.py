@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy --task burgers1d --seconds 100
     python -m benchmarks.accuracy --task diffreact2d ns2d --models operator unet
-    python -m benchmarks.accuracy --models "operator --patch 2" fno "fno --model.width 96"
+    python -m benchmarks.accuracy --models "operator --codec.patch 2" fno "fno --model.width 96"
 
 A model is a name and, in quotes, flags that change it: fields of `train_operator.Config` for the
 operator, of `FNORecipe` and `UNetRecipe` for the baselines (benchmarks/baselines.py). What they do

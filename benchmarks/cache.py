@@ -27,6 +27,7 @@ from ups.cache.windows import LatentWindows, whole_batch
 from ups.config import command, parse
 from ups.data.make import make
 from ups.latents import open_tasks
+from ups.models.codec import CodecConfig
 from ups.train.ranks import make_accelerator
 
 LENGTH, BATCH = 8, 64  # steps of a window, windows of a batch
@@ -42,8 +43,8 @@ def build(root, name, shard_bytes):
     """Encode the data into a cache of its own; return it, and the seconds."""
     store.SHARD_BYTES = shard_bytes
     cfg = train_operator.Config(run=str(root / "run"), data=(str(root / "data"),),
-                                tasks=("advection1d",), cache=str(root / name), patch=16,
-                                components="all")
+                                tasks=("advection1d",), cache=str(root / name), codec=CodecConfig(
+                                    patch=16, components="all"))
     begin = time.perf_counter()
     task, = open_tasks(make_accelerator(), cfg, "train")
     return task.cache, time.perf_counter() - begin

@@ -12,7 +12,7 @@ DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "swe2d": {"samples": 500, "frames": 51},
     "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
 }
-POINTS = "--patch 1 --components all --lr 4e-3 --noise_end 8e-4 "  # all waves
+POINTS = "--codec.patch 1 --codec.components all --lr 4e-3 --noise_end 8e-4 "  # all waves
 FLAGS = {  # by kind, and number of axes or task
     ("operator", 1): "--batch_size 64 --ema 0.999 --lr 1e-3 --noise_end 8e-4 --model.dim 128 "
                      "--model.depth 8 --model.modes 0 --model.input_whitening 1",

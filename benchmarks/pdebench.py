@@ -36,7 +36,8 @@ ROWS = {  # task -> (flags of make, flags of training, goal)
     "advection1d": ("--beta 0.4", LINE, 4.6e-3),
     "diffreact2d": ("", PLANE, 1.2e-2),
     "swe2d": ("", PLANE, 1.9e-3),
-    "darcy2d": ("--beta 1.0", PLANE + " --patch 8 --batch_size 32 --model.norm layer", 2.8e-2),
+    "darcy2d": ("--beta 1.0",
+                PLANE + " --codec.patch 8 --batch_size 32 --model.norm layer", 2.8e-2),
 }
 
 

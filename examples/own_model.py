@@ -13,9 +13,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from ups.config import check, command, parse
+from ups.config import command, parse
 from ups.eval.finish import test_operator, validate
-from ups.latents import check_codec, open_latents
+from ups.latents import open_latents
+from ups.models.codec import CodecConfig
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
@@ -53,11 +54,7 @@ class Config(RunConfig):
     # data
     stride_x: int = 1           # take every n-th grid point
     stride_t: int = 1           # take every n-th frame
-    codec: str = "patch"        # patch: closed form, fitted here; grid: learned by train_codec.py
-    patch: int = 4              # grid points per token and axis
-    components: str = "auto"    # latent channels per token: a number, all, or auto
-    codec_error: float = 1e-4   # nRMSE that auto may lose
-    cache_dtype: str = "float32"  # float32, float16 or bfloat16
+    codec: CodecConfig = CodecConfig()
     # model
     model: ConvNetConfig = ConvNetConfig()
     # optimisation
@@ -74,11 +71,6 @@ class Config(RunConfig):
     # evaluation
     val_trajectories: int = 64  # of each task that a validation rolls out
     seed: int = 0               # of weights, batches, moves and noise
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, noise=(0, 10), noise_end=(0, 10))
-        check_codec(self)
 
 
 def operator_loss(model, batch, tasks):

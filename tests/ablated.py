@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ups.config import UsageError, command, flat, parse
-from ups.train.systems import RunConfig
+from ups.train.run import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(small, capf
 def test_a_model_that_cannot_be_trained_says_so_in_a_sentence(small, capfd):
     """In a process of its own, as everywhere but in these tests."""
     _, _, argv = small
-    assert accuracy.main([*argv, "--models", "operator --codec grid"])
+    assert accuracy.main([*argv, "--models", "operator --codec.kind grid"])
     out, err = capfd.readouterr()
     assert "nRMSE" not in out and "Traceback" not in err
     assert "there is no learned codec yet" in err.split("failed: ")[1]
@@ -214,8 +214,8 @@ def test_the_speed_of_a_script_is_that_of_its_last_steps(monkeypatch):
 
 def test_a_task_adds_to_the_flags_of_its_number_of_axes():
     assert accuracy.flags_of("operator", "advection1d")[-2:] == ["--model.modes", "129"]
-    assert accuracy.flags_of("operator --patch 2", "ns2d")[-4:] == [
-        "--model.input_whitening", "0.5", "--patch", "2"]
+    assert accuracy.flags_of("operator --codec.patch 2", "ns2d")[-4:] == [
+        "--model.input_whitening", "0.5", "--codec.patch", "2"]
 
 
 @pytest.mark.parametrize("flags, moves", [("", [False, True, True]), ("--shift --no-mirror", [

@@ -46,9 +46,9 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data, c
     run = ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d",
             "--cache", str(tmp_path / "cache"),
            "--stride_x", "2", "--steps", "4", "--batch_size", "8", "--val_trajectories", "2"]
-    with pytest.raises(UsageError, match="holds a grid codec and --codec is patch"):
+    with pytest.raises(UsageError, match="holds a grid codec and --codec.kind is patch"):
         train_operator.main(run)
-    train_operator.main([*run, "--codec", "grid"])
+    train_operator.main([*run, "--codec.kind", "grid"])
     config = json.loads((tmp_path / "run" / "operator" / "model" / "config.json").read_text())
     assert config["lineage"]["codec of burgers1d"] == mark
     assert config["tasks"][0]["width"] == 1

@@ -109,7 +109,7 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
 
 
 def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--components", "all",
+    script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--codec.components", "all",
                  "--steps", "1"])
     codec, _ = load_codec(tmp_path / "run" / "codec" / "advection1d" / "model")
     fields = open_fields("advection1d", data)
@@ -138,12 +138,12 @@ def test_moves_have_random_numbers_of_their_own():
     (["--tasks", "burgers2d"], "burgers2d"),
     (["--tasks", "burgers1d:nu=7"], "nu"),
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
-    (["--codec", "grid"], "there is no learned codec yet"),
+    (["--codec.kind", "grid"], "there is no learned codec yet"),
     (["--model.body", "mamba"], "mamba"),
-    (["--components", "99"], "99"),
+    (["--codec.components", "99"], "99"),
     (["--steps", "0"], "--steps must be at least 1"),
     (["--stride_x", "5"], "stride_x 5 does not divide"),
-    (["--cache_dtype", "int8"], "--cache_dtype int8"),
+    (["--codec.dtype", "int8"], "--codec.dtype int8"),
     (["--model.input_whitening", "2"], "--model.input_whitening must be between 0 and 1, not 2"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
@@ -273,10 +273,10 @@ def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field()
 
 
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--components", "2"])
+    script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--codec.components", "2"])
     shutil.rmtree(tmp_path / "run" / "operator")
     with pytest.raises(UsageError, match="was fitted with .*'components': '2'.* and now"):
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--components", "3"])
+        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--codec.components", "3"])
 
 
 def test_a_refused_launch_leaves_the_record_of_the_last_one(tmp_path, data):

@@ -23,8 +23,8 @@ from ups.models.generators import SIGMAS
 from ups.stages import load_steady
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every", "6",
-        "--save_every", "5", "--warmup", "4", "--patch", "4", "--model.dim", "16", "--model.depth",
-        "1", "--model.modes", "4", "--denoiser.dim", "16", "--denoiser.depth", "1",
+        "--save_every", "5", "--warmup", "4", "--codec.patch", "4", "--model.dim", "16",
+        "--model.depth", "1", "--model.modes", "4", "--denoiser.dim", "16", "--denoiser.depth", "1",
         "--denoiser.modes", "4", "--members", "4", "--calls", "5"]
 LONG = ["--steps", "240", "--model.dim", "32", "--model.depth", "2", "--batch_size", "16",
         "--eval_every", "80", "--lr", "1e-2", "--log_every", "20"]
@@ -267,7 +267,7 @@ def test_a_dry_run(tmp_path, data, capsys):
 
 @pytest.mark.parametrize("more, words", [
     (["--calls", "1"], "--calls must be at least 2"),
-    (["--codec", "grid"], "there is no learned codec yet"),
+    (["--codec.kind", "grid"], "there is no learned codec yet"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     with pytest.raises(UsageError) as caught:

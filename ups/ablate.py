@@ -25,7 +25,7 @@ from pathlib import Path
 from ups.config import Parser, UsageError, command, flat, parse
 from ups.eval.metrics import DEFINITIONS
 from ups.files import lock_folder, read_json, write_text
-from ups.train.systems import RunConfig
+from ups.train.run import RunConfig
 from ups.train.tracking import Metrics
 
 SCORES = ("val/nrmse_rollout", "val/crps_ratio", "val/crps", "val/nrmse")  # of the stages

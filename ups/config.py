@@ -20,6 +20,7 @@ import re
 import sys
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -131,6 +132,17 @@ def flat(cfg):
         else:
             out[field.name] = list(value) if isinstance(value, tuple) else value
     return out
+
+
+def nested(values):
+    """`{"lr": 1e-3, "model.dim": 64}` as an object with .lr and .model.dim."""
+    top = SimpleNamespace()
+    for key, value in values.items():
+        place, (*path, last) = top, key.split(".")
+        for name in path:
+            place = vars(place).setdefault(name, SimpleNamespace())
+        setattr(place, last, value)
+    return top
 
 
 def read_config(path):

@@ -210,19 +210,11 @@ class Latents:
                 "fields": [task.fields.about for task in self.tasks]}
 
 
-def check_codec(cfg):
-    """Refuse what is no kind of codec and no number of components."""
-    if cfg.codec not in ("patch", "grid"):
-        raise UsageError(f"--codec {cfg.codec}: it is patch or grid.")
-    if not (cfg.components in ("auto", "all") or cfg.components.isdecimal()):
-        raise UsageError(f"--components {cfg.components}: it is auto, all or a number.")
-
-
 def open_latents(run, cfg, split, length=1, **codec):
     """The tasks of `cfg`, and windows of their latents to train on.
 
     `length` is that of LatentWindows. `codec` may override where a codec is and how it is fitted:
-    `folder`, `components`. Every rank calls, and gets any failure.
+    `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
     """
     tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
     windows = LatentWindows([task.cache for task in tasks], length)
@@ -246,32 +238,31 @@ def open_tasks(accelerator, cfg, split=None, **codec):
     return tasks
 
 
-def _open_task(accelerator, cfg, fields, split, folder=None, components=None):
-    name = fields.facts.name
-    kind = "patch" if folder else cfg.codec
+def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
+    name, how = fields.facts.name, how or cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
-    if not (folder / "config.json").exists() and kind != "patch":
+    if not (folder / "config.json").exists() and how.kind != "patch":
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks {name}`, "
-                         "or use --codec patch.")
-    asked = {"patch": cfg.patch, "components": str(components or cfg.components)}
-    if asked["components"] == "auto":
-        asked["error"] = cfg.codec_error
+                         "or use --codec.kind patch.")
+    asked = {"patch": how.patch, "components": how.components}
+    if how.components == "auto":
+        asked["error"] = how.error
     on_main(accelerator, _fit_codec, folder, cfg, fields, asked)
     codec, mark = load_codec(folder)
-    if codec.config["kind"] != kind:
-        raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec is {kind}; "
-                         "change --codec, or give another --run.")
+    if codec.config["kind"] != how.kind:
+        raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec.kind is "
+                         f"{how.kind}; change it, or give another --run.")
     if codec.config["data"] != fields.digest:
         raise UsageError(f"{folder} was made for other data than {fields.files[0].path}; give its "
                          "own file or folder by --data, or another --run.")
-    if kind == "patch" and codec.config["asked"] != asked:
+    if how.kind == "patch" and codec.config["asked"] != asked:
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
                          "asked for; use the old values, give another --run, or, where nothing "
                          "has been trained with it, remove it.")
     codec.to(accelerator.device)
     cache = split and build_cache(
-        accelerator, codec, fields, split, root=cfg.cache, dtype=cfg.cache_dtype, fingerprint=mark)
+        accelerator, codec, fields, split, root=cfg.cache, dtype=how.dtype, fingerprint=mark)
     return TaskLatents(fields.facts, codec, mark, fields, cache)
 
 
@@ -294,14 +285,15 @@ def _fit_codec(folder, cfg, fields, asked):
         sizes = patch_sizes(facts.grid, patch)
         if any(size != patch for size in sizes):
             grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
-            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --patch {patch} "
-                  "does not.")
+            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --codec.patch "
+                  f"{patch} does not.")
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           inputs=lambda: fields.stream_inputs(fields.split("train")),
                           facts=facts.plain(), patch=sizes, components=components,
                           error=asked.get("error", 0.0), offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"{fields.files[0].path}, --patch {patch} --components {components}: "
+        raise UsageError(f"{fields.files[0].path}, --codec.patch {patch} "
+                         f"--codec.components {components}: "
                          f"{error}") from None
     for split in ("fit", "test"):  # NaN there must not come to light after the training
         collections.deque(frames_of(fields, split), maxlen=0)

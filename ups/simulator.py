@@ -35,7 +35,7 @@ from ups.stages import (
     load_operator,
     own_codec,
 )
-from ups.train.systems import RunConfig
+from ups.train.run import RunConfig
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")  # of a stage, that are exported
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ups.config import UsageError
+from ups.config import UsageError, nested
 from ups.data.facts import from_plain
 from ups.files import read_json
 from ups.latents import load_codec
@@ -25,7 +25,7 @@ from ups.models.generators import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.models.steady import SteadyPrior
 from ups.train.checkpoint import load_model
-from ups.train.systems import RunConfig
+from ups.train.run import RunConfig
 
 INHERITED = "data", "tasks", "axes", "facts", "cache"  # from the operator, unless they are given
 
@@ -159,7 +159,7 @@ def load_stage(run, stage, build):
     except (RuntimeError, KeyError, TypeError):
         raise UsageError(f"{folder} was written by another version of the model; train it anew "
                          "in another --run, or use the code that wrote it.") from None
-    settings = SimpleNamespace(**read_json(folder / "config.json"))
+    settings = nested(read_json(folder / "config.json"))
     if not vars(settings):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
     mark = config["fingerprint"]

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from ups.config import UsageError, parse
 from ups.data.make import make
 from ups.latents import load_codec, open_latents
+from ups.models.codec import CodecConfig
 from ups.train.run import RunConfig
 
 TESTS = Path(__file__).parents[1]
@@ -85,11 +86,7 @@ class Config(RunConfig):
     tasks: tuple[str, ...] = ("burgers1d",)
     stride_x: int = 1
     stride_t: int = 1
-    codec: str = "patch"
-    patch: int = 4
-    components: str = "auto"
-    codec_error: float = 1e-4
-    cache_dtype: str = "float32"
+    codec: CodecConfig = CodecConfig()
 
 
 def test_latents_are_the_same_in_every_stage(tmp_path):
@@ -105,7 +102,8 @@ def test_latents_are_the_same_in_every_stage(tmp_path):
     u = first.fields.read(first.fields.split("train")[:3]).flatten(0, 1)
     for z in (first.codec.encode(u), codec.encode(u)):
         assert torch.equal(z, first.cache.z[0][:3].flatten(0, 1))
-    other = Config(run=str(tmp_path / "other"), data=cfg.data, cache=cfg.cache, patch=8)
+    other = Config(run=str(tmp_path / "other"), data=cfg.data, cache=cfg.cache,
+                   codec=CodecConfig(patch=8))
     assert open_latents(run, other, "train").tasks[0].fingerprint != mark
 
 

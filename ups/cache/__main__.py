@@ -11,10 +11,9 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from ups.cache.store import open_cache, remove, verify
-from ups.config import UsageError, command, parse
+from ups.config import UsageError, command, nested, parse
 from ups.files import lock, read_json
 
 COMMANDS = "ls", "build", "verify", "gc"
@@ -43,7 +42,7 @@ def build(cfg):
                          "not known; `accelerate launch train_operator.py --dry_run` with all "
                          "your flags makes its cache.")
     accelerator = make_accelerator()
-    for task in open_tasks(accelerator, SimpleNamespace(**settings), cfg.split):
+    for task in open_tasks(accelerator, nested(settings), cfg.split):
         if accelerator.is_main_process:
             print(look(task.cache.folder, owners_in(cfg.runs))[1])
     accelerator.end_training()

@@ -53,7 +53,7 @@ class Cache:
 def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32", fingerprint=""):
     """Encode a split with every rank's device, unless that is done already, and open the result."""
     if dtype not in DTYPES:
-        raise UsageError(f"--cache_dtype {dtype}: it is one of {', '.join(DTYPES)}.")
+        raise UsageError(f"--codec.dtype {dtype}: it is one of {', '.join(DTYPES)}.")
     name, indices = fields.facts.name, fields.split(split)
     identity = {
         "task": name, "split": split, "indices": _sha256(_json(indices.tolist())),
@@ -101,7 +101,7 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
                               accelerator.device)
             if not (finite := z.isfinite().flatten(1).all(1)).all():
                 raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
-                                 f"finite latents in {identity['dtype']}; --cache_dtype float32 "
+                                 f"finite latents in {identity['dtype']}; --codec.dtype float32 "
                                  "has the widest range, and `python -m ups.data validate` finds "
                                  "NaN.")
             tensors = {"z": z}

@@ -25,6 +25,24 @@ from ups.relative_error import mean_relative_error
 
 
 @dataclass(frozen=True)
+class CodecConfig:
+    kind: str = "patch"       # patch: closed form, fitted here; grid: learned by train_codec.py
+    patch: int = 4            # grid points per token and axis; 1 or more
+    components: str = "auto"  # latent channels per token: a number, all, or auto
+    error: float = 1e-4       # nRMSE, 0 to 1, that components auto may lose
+    dtype: str = "float32"    # of the cached latents: float32, float16 or bfloat16
+
+    def __post_init__(self):
+        if self.kind not in ("patch", "grid"):
+            raise ValueError(f"kind {self.kind}: it is patch or grid.")
+        if not (self.components in ("auto", "all") or self.components.isdecimal()):
+            raise ValueError(f"components {self.components}: it is auto, all or a number.")
+        if self.patch < 1 or not 0 <= self.error <= 1:
+            raise ValueError(f"patch {self.patch}, error {self.error:g}: patch is at least 1, and "
+                             "error between 0 and 1.")
+
+
+@dataclass(frozen=True)
 class CodecSpec:
     name: str
     grid: tuple[int, ...]

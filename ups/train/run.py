@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import RunError, UsageError, flat
-from ups.data.find import refuse_other_data
+from ups.config import RunError, UsageError, check, flat
+from ups.data.find import names_of, refuse_other_data
 from ups.files import lock_folder, refuse_links, write_json
-from ups.train import rehearsal
+from ups.train import dry_run
 from ups.train.checkpoint import (
     checkpoints,
     damage,
@@ -47,12 +47,49 @@ from ups.train.checkpoint import (
     write_checkpoint,
 )
 from ups.train.folder import begin_folder, leave_folder, take_folder
-from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on_main
+from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, now, on_main
 from ups.train.step import CudaGraphed, is_out_of_memory
-from ups.train.systems import RunConfig
 from ups.train.tracking import Metrics, WandB
 
 REPEATS = 5  # seconds in which one more Ctrl-C is the same request
+
+
+COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
+          "stride_t start_every correct_every val_trajectories")
+LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
+    "micro_batch": (0, math.inf), "workers": (0, math.inf), "lr": (1e-12, math.inf),
+    "weight_decay": (0, 1), "warmup": (0, math.inf), "grad_clip": (1e-9, math.inf),
+    "ema": (0, 0.99999), "noise": (0, 10), "noise_end": (0, 10), "sigma_mean": (-20, 20),
+    "sigma_std": (1e-3, 20), "members": (2, 65536), "seed": (0, 2**31)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The flags of every stage. They may change when a run resumes: systems, not science."""
+
+    data: tuple[str, ...] = ()   # files or folders with fields; empty: data/, made when absent
+    tasks: tuple[str, ...] = ()  # which data sets of --data, as burgers1d:nu=0.01,0.1; empty: all
+    axes: str = ""               # of an array whose file does not name them: "sample time x y"
+    facts: str = ""              # YAML file with what is true of the data: docs/data.md
+    run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
+    cache: str = "cache"         # where the latents are; made there when absent
+    micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
+    workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
+    compile: bool = False        # compile the model; on CUDA also replay the step as a graph
+    log_every: int = 50          # steps between two lines of training metrics
+    eval_every: int = 500        # steps between two validations
+    save_every: int = 500        # steps between two checkpoints
+    keep: int = 2                # checkpoints that are kept
+    timeout: int = 600           # seconds after which a rank that does not answer ends the run
+    wandb: str = ""              # project of Weights & Biases; empty: none
+    dry_run: bool = False        # take the last steps, evaluate, save, say what the run needs
+
+    def __post_init__(self):
+        check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
+        if not self.cache:
+            raise UsageError("--cache must name a folder.")
+        if not self.run:
+            object.__setattr__(self, "run", f"runs/{'+'.join(names_of(self))}")
 
 
 class Run:
@@ -65,7 +102,7 @@ class Run:
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = False
-        self.marks = []              # times before each step of a rehearsal
+        self.step_times = []         # before each step of a dry run
         self.last_saved = self.lock = self.wandb = self.sampler = self.task = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator()
@@ -83,7 +120,7 @@ class Run:
         refuse_links(self.folder, self.cfg.run)
         self.lock = lock_folder(self.folder, "--run")
         if self.cfg.dry_run:
-            rehearsal.clear(self.folder)
+            dry_run.clear(self.folder)
         try:
             return take_folder(self.folder, flat(self.cfg), vars(RunConfig()).keys())
         except UsageError:
@@ -133,13 +170,13 @@ class Run:
         `built_on` names what the stage is built on by fingerprint; another one is refused.
         """
         self.parts = dict(model=model, optimizer=optimizer, ema=ema)
-        self.backward, self.built_on, self.round = backward, built_on, len(self.sampler.order)
+        self.backward, self.built_on = backward, built_on
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
             backward.micro_batch = min(self.cfg.micro_batch or half, half)
             backward.splits = 1
         if self.cfg.dry_run:
-            self.step = self.sampler.start = max(0, self.cfg.steps - rehearsal.length(self))
+            self.step = self.sampler.start = max(0, self.cfg.steps - dry_run.length(self))
             return
         newest = on_main(self.accelerator, self._newest)
         if newest is None:
@@ -189,7 +226,7 @@ class Run:
             for batch in loader:
                 self.step, self.task = batch["step"] + 1, batch.get("task")
                 if self.cfg.dry_run:
-                    rehearsal.mark(self)
+                    self.step_times.append(now())
                 yield batch
                 self.bar.update()
                 if self.stopping and self.last_saved != self.step:
@@ -198,7 +235,7 @@ class Run:
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
         if self.cfg.dry_run:
-            rehearsal.report(self)
+            dry_run.report(self)
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
@@ -308,7 +345,7 @@ class Run:
                 self._end("done", "", code=0)
             self.accelerator.end_training()
         elif self.cfg.dry_run:
-            rehearsal.end(self, error)
+            dry_run.end(self, error)
         elif isinstance(error, Stopped):
             self._end("stopped", str(error), code=143)
             self.accelerator.end_training()
