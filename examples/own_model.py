@@ -52,24 +52,24 @@ class ConvNet(nn.Module):
 @dataclass(frozen=True)
 class Config(RunConfig):
     # data
-    stride_x: int = 1           # take every n-th grid point
-    stride_t: int = 1           # take every n-th frame
+    stride_x: int = 1           # keep every n-th grid point
+    stride_t: int = 1           # keep every n-th frame
     codec: CodecConfig = CodecConfig()
     # model
     model: ConvNetConfig = ConvNetConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
-    batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 8e-3            # peak; linear warm-up, then linear to zero
-    weight_decay: float = 1e-5
-    warmup: int = 100           # steps
-    grad_clip: float = 1.0      # largest norm of the gradient
-    ema: float = 0.99           # decay of the averaged weights, which are validated and exported
-    noise: float = 0.8          # on z0 at the first step, in units of |z1 - z0|
+    batch_size: int = 32        # rows of a step, over all processes together
+    lr: float = 8e-3            # peak learning rate; a linear warm-up, then linear to zero
+    weight_decay: float = 1e-5  # decoupled: weights shrink by lr * this in a step; 0 to 1
+    warmup: int = 100           # steps over which the learning rate rises from zero
+    grad_clip: float = 1.0      # largest norm of the gradient; a longer one is scaled down
+    ema: float = 0.99           # decay, below 1, of the averaged weights: the ones that are used
+    noise: float = 0.8          # on z0 at the first step, at most, in units of |z1 - z0|; 0: none
     noise_end: float = 0.008    # the same at the last step
     augment: bool = True        # shifts, mirror images and sums that the equation allows
     # evaluation
-    val_trajectories: int = 64  # of each task that a validation rolls out
+    val_trajectories: int = 64  # that a validation rolls out, of each data set
     seed: int = 0               # of weights, batches, moves and noise
 
 

@@ -69,18 +69,22 @@ def command(main):
 def parse(cls, argv=None, description=None):
     """Build `cls` from the command line; `description` (a script's docstring) opens `--help`."""
     fields = dict(_fields(cls))
-    parser = Parser(description=description, argument_default=argparse.SUPPRESS)
+    parser = Parser(description=description, argument_default=argparse.SUPPRESS,
+                    usage="%(prog)s [--flag value ..]")
     parser.add_argument("--config", metavar="FILE", help="JSON or YAML of an earlier run")
-    for name, (kind, default, comment) in fields.items():
+    sections = dict.fromkeys(section for _, _, section, _ in fields.values())
+    groups = {title: parser.add_argument_group(title) for title in
+              sorted(sections, key=lambda title: title == "run")}  # science first
+    for name, (kind, default, section, comment) in fields.items():
         kind, many = _plain(kind)
         shown = " ".join(map(str, default)) if many else default
-        text = f"{comment} [{shown}]" if comment else f"[{shown}]"
-        options = {"help": text.replace("%", "%%"), "metavar": kind.__name__.upper()}
+        options = {"help": f"{comment} [{shown}]".strip().replace("%", "%%")}
         if kind is bool:
-            options = {"help": options["help"], "action": argparse.BooleanOptionalAction}
+            options["action"] = argparse.BooleanOptionalAction
         else:
-            options |= {"type": kind, "nargs": "+" if many else None}
-        parser.add_argument(f"--{name}", **options)
+            options |= {"type": kind, "nargs": "+" if many else None,
+                        "metavar": kind.__name__.upper()}
+        groups[section].add_argument(f"--{name}", **options)
 
     args, unknown = parser.parse_known_args(argv)
     if unknown and not unknown[0].startswith("-"):
@@ -180,27 +184,31 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.rstrip('.')}. See --help.")
 
 
-def _fields(cls, prefix="", chosen=None):
-    """Yield (dotted name, (type, default, comment)) for every leaf field.
+def _fields(cls, prefix="", chosen=None, inside=None):
+    """Yield (dotted name, (type, default, section, comment)) for every leaf field.
 
-    Defaults are those of `chosen`, an instance, where a class holds one as its own default.
+    Defaults are those of `chosen`, an instance, where a class holds one as its own default; its
+    section is the one it stands in there.
     """
-    comments = _comments(cls)
+    described = _described(cls)
     for field in dataclasses.fields(cls):
         default = getattr(chosen, field.name, field.default)
+        section, comment = described.get(field.name, ("", ""))
         if dataclasses.is_dataclass(field.type):
-            yield from _fields(field.type, f"{prefix}{field.name}.", default)
+            yield from _fields(field.type, f"{prefix}{field.name}.", default, section)
         else:
-            yield prefix + field.name, (field.type, default, comments.get(field.name, ""))
+            yield prefix + field.name, (field.type, default, inside or section or "flags", comment)
 
 
-def _comments(cls):
-    """Trailing comments of the fields, of the class and of those that it inherits from."""
-    found = {}
+def _described(cls):
+    """Of each field the `# section` above it and the comment behind it, from the source."""
+    found, section = {}, ""
     for base in reversed(cls.__mro__[:-1]):
         for line in inspect.getsource(base).splitlines():
-            if match := re.match(r"\s+(\w+)\s*:[^#]*#\s*(.+)", line):
-                found[match[1]] = match[2]
+            if match := re.match(r"    # (\w+)", line):
+                section = match[1]
+            elif match := re.match(r"    (\w+): [^#]*(?:# (.+))?", line):
+                found[match[1]] = section, match[2] or ""
     return found
 
 

@@ -67,15 +67,17 @@ LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that
 class RunConfig:
     """The flags of every stage. They may change when a run resumes: systems, not science."""
 
+    # data
     data: tuple[str, ...] = ()   # files or folders with fields; empty: data/, made when absent
     tasks: tuple[str, ...] = ()  # which data sets of --data, as burgers1d:nu=0.01,0.1; empty: all
     axes: str = ""               # of an array whose file does not name them: "sample time x y"
     facts: str = ""              # YAML file with what is true of the data: docs/data.md
+    # run
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # where the latents are; made there when absent
-    micro_batch: int = 0         # rows per process and forward pass, 0: all; memory, not science
-    workers: int = 0             # loader processes per rank; the cache is memory-mapped, 0 is fast
-    compile: bool = False        # compile the model; on CUDA also replay the step as a graph
+    micro_batch: int = 0         # rows of a forward pass on a process, 0: all; saves memory alone
+    workers: int = 0             # loader processes per rank; 0 is fast, for the cache is memory-mapped
+    compile: bool = False        # compile the model; on CUDA replay each step as one graph
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
     save_every: int = 500        # steps between two checkpoints
