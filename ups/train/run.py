@@ -76,7 +76,7 @@ class RunConfig:
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # where the latents are; made there when absent
     micro_batch: int = 0         # rows of a process in a forward pass; 0: all; saves memory
-    workers: int = 0             # loader processes per rank; 0 is fast, for the cache is memory-mapped
+    workers: int = 0             # loader processes per rank; 0 is fast: the cache is mapped
     compile: bool = False        # compile the model; on CUDA replay each step as one graph
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
