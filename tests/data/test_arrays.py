@@ -1,5 +1,6 @@
 """Arrays with named axes, in every file that they come in, by h5py and numpy alone."""
 
+import dataclasses
 import pickle
 
 import h5py
@@ -10,6 +11,8 @@ import yaml
 from ups.config import UsageError
 from ups.data import write_fields
 from ups.data.arrays import open_array, open_folder
+from ups.data.facts import Facts
+from ups.data.said import MEASURED, READ, understand
 from ups.data.stores import Unrecognised
 
 N, T, X, Y = 4, 5, 6, 3
@@ -337,3 +340,29 @@ def test_xarray_reads_what_is_written(tmp_path):
     assert theirs["u"].dims == ("sample", "t", "x", "y")
     np.testing.assert_array_equal(theirs["u"].values, u)
     np.testing.assert_array_equal(theirs["t"].values, np.arange(T) * 0.5)
+
+
+def _elsewhere(f, folder):
+    np.zeros(N * T * X, "f4").tofile(folder / "raw.bin")
+    hdf5(folder / "other.h5", {"u": ("sample time x", noise(N, T, X))})
+    layout = h5py.VirtualLayout((N, T, X), "f4")
+    layout[...] = h5py.VirtualSource("../other.h5", "u", (N, T, X))
+    return {"link": lambda: f.update({"u": h5py.ExternalLink("../other.h5", "u")}),
+            "raw": lambda: f.create_dataset("u", (N, T, X), "f4",
+                                            external=[(str(folder / "raw.bin"), 0, 4 * N * T * X)]),
+            "virtual": lambda: f.create_virtual_dataset("u", layout)}
+
+
+@pytest.mark.parametrize("how", ["link", "raw", "virtual"])
+def test_what_lies_in_another_file_is_not_followed(tmp_path, how):
+    (tmp_path / "mine").mkdir()
+    with h5py.File(tmp_path / "mine/a.h5", "w") as f:
+        _elsewhere(f, tmp_path)[how]()
+    with pytest.raises(UsageError, match="a.h5: u lies in another file, which is not followed"):
+        open_array(tmp_path / "mine/a.h5", "sample time x")
+
+
+def test_said_facts_are_those_of_a_data_set():
+    assert {*READ} == {field.name for field in dataclasses.fields(Facts)} - MEASURED
+    for key, (_, example) in READ.items():
+        assert understand({key: example}, "here")[0].keys() == {key}

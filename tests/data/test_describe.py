@@ -56,7 +56,7 @@ def test_inspect_says_what_training_would_see(swirl, capsys, monkeypatch, tmp_pa
             f"channel u       {v.min():.4g} to {v.max():.4g}, mean ", f"std {v.std():.4g} (of 32 ",
             "input push      0.", "is used         shifts along x",
             "is constant to", "add conserved = u?",
-            f"accelerate launch train_operator.py --data {path} --run runs/swirl2"):
+            f"accelerate launch train_operator.py --data {path} --run runs/swirl_2"):
         assert words in text, words
 
 

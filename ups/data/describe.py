@@ -12,7 +12,7 @@ from ups.config import UsageError
 from ups.data.check import Look, contradictions, proposals, seam, uses
 from ups.data.fields import SPLITS
 from ups.data.file import UnreadableSamples, pieces
-from ups.data.find import fields_of, find, open_data, read_facts
+from ups.data.find import fields_of, find, free_run, open_data, read_facts
 
 SHOWN = 10  # faults of one kind that are spelled out
 
@@ -67,11 +67,10 @@ def _describe(fields, flags):
     wrong = list(contradictions(look))
     lines += [("WRONG", sentence) for sentence in wrong]
     lines += [("you may say", sentence) for sentence in proposals(look)]
-    run = next(run for run in (Path(f"runs/{facts.name}{k}") for k in ("", *range(2, 1000)))
-               if not run.exists())
     script = "train_steady.py" if facts.steady else "train_operator.py"
     last = ("Correct that first, in the file or by --facts." if wrong else
-            f"Train on it: accelerate launch {script} {flags} --run {shlex.quote(str(run))}")
+            f"Train on it: accelerate launch {script} {flags} --run "
+            f"{shlex.quote(str(free_run(facts.name)))}")
     width = max(16, *(len(name) + 2 for name, _ in lines))
     return "\n".join([f"{files[0].path}: {facts.name}",
                       *(f"  {name:{width}s}{text}" for name, text in lines), last])

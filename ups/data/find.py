@@ -74,6 +74,7 @@ def free_run(name):
 
 def find(paths, tasks=(), axes="", said=None, make=False):
     """{name: [File, ..]} of the data sets below `paths`, those of `tasks` where any are named."""
+    paths = (paths,) if isinstance(paths, str | Path) else paths
     make = make and tuple(map(str, paths)) in ((), ("data",))  # never where somebody's data are
     exact = not tasks  # nobody has named it, so files must be its own beyond doubt
     tasks = tasks or (() if paths else (DEFAULT,))

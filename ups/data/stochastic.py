@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ups.config import UsageError
 from ups.data.find import open_fields
 from ups.data.solvers import ns2d
-from ups.data.write import write_fields
+from ups.data.write import new_file, write_fields
 
 DEFAULTS = {"samples": 256, "grid": 64, "frames": 33, "seed": 0, "nu": 1e-3, "truth": 0}
 INTERVAL = 0.5   # time between frames
@@ -81,14 +81,12 @@ def trajectories(job, device):
 
 @torch.no_grad()
 def _write(path, job, device):
-    partial = path.with_name("ns2d_stochastic.partial.h5")
     write_fields(
-        partial, trajectories(job, device), dt=INTERVAL, channels="u v", axes="y x",
+        path, trajectories(job, device), dt=INTERVAL, channels="u v", axes="y x",
         boundary="periodic periodic", domain=((0.0, 2 * np.pi),) * 2, name="ns2d_stochastic",
         equation="incompressible Navier-Stokes, noise on cos and sin of 4 x and 4 y",
         vectors=(("v", "u"),), solenoidal=True, conserved="u v", shifts="y x",
-        mirrors="x: u; y: v")
-    _close(partial, path, job)
+        mirrors="x: u; y: v", made=job)
 
 
 @torch.no_grad()
@@ -101,8 +99,8 @@ def _write_truth(path, test, job, device):
         full |= {n: w[n % CHUNK] for n in chosen if n // CHUNK == chunk}
     starts = torch.stack([full[n] for n in chosen])
     shape = len(leads), job["truth"], 2, job["grid"], job["grid"]
-    partial = path.with_suffix(".truth.partial")
-    with h5py.File(partial, "w") as f:
+    with new_file(path) as f:
+        f.attrs["ups"] = json.dumps(job, sort_keys=True)
         f["trajectory"], f["lead"] = chosen, leads
         f.create_dataset("u", (len(chosen), *shape), "f4")
         spread, added = np.zeros((2, len(chosen), len(leads)))
@@ -120,7 +118,6 @@ def _write_truth(path, test, job, device):
         f["truncation"] = np.sqrt(added.mean(0) / spread.mean(0))
         print("spread that the truncation adds, as a share of the true one: " + ", ".join(
             f"{share:.2g} at lead {k}" for k, share in zip(leads, f["truncation"], strict=True)))
-    _close(partial, path, job)
 
 
 def _continue(w, leads, job, draw):
@@ -144,9 +141,3 @@ def _draw(generator, rows):
 def _generator(seed, part):
     digest = hashlib.sha256(f"{seed}/{part}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-
-
-def _close(partial, path, job):
-    with h5py.File(partial, "r+") as f:
-        f.attrs["ups"] = json.dumps(job, sort_keys=True)
-    partial.replace(path)

@@ -112,7 +112,12 @@ def _open(path):
     if path.suffix.lower() == ".npz":
         return contextlib.nullcontext(_npz(path))
     if path.suffix.lower() in SUFFIXES or path.is_file() and h5py.is_hdf5(path):
-        return _HDF5(path, locking=False)  # nothing is written: file systems without locks do
+        try:
+            return _HDF5(path)
+        except OSError as error:  # some file systems have no locks, and nothing is written
+            if "lock" not in str(error):
+                raise
+            return _HDF5(path, locking=False)
     raise Unrecognised(f"{path} is neither HDF5, netCDF-4, .npy, .npz nor zarr.")
 
 
