@@ -17,6 +17,8 @@ import accelerate
 import torch
 from accelerate.utils import gather_object
 
+from ups.train.ranks import usable_gpu
+
 LIMIT = 180  # seconds for all checks; then a traceback shows which one hangs
 GIB = 2**30
 PASS, WARN, FAIL = WORDS = ("pass", "warn", "fail")
@@ -75,7 +77,7 @@ CHECKS = (versions, devices, all_reduce, bf16, compiler, files)
 
 def main():
     faulthandler.dump_traceback_later(LIMIT, exit=True)
-    accelerator = accelerate.Accelerator(cpu=not torch.accelerator.is_available())
+    accelerator = accelerate.Accelerator(cpu=not usable_gpu())
     ranks = gather_object([[check(accelerator) for check in CHECKS]])  # ranks x checks
     worst = []
     for check, *found in zip(CHECKS, *ranks, strict=True):

@@ -81,13 +81,14 @@ stage() {
     if [ ! -d "$run/$name/checkpoints" ]; then
         step "${launch[@]}" "$script" "${args[@]}" --dry_run || return
     fi
-    touch "$run/.begun"
+    local before
+    before=$(cat "$run/$name/.lock" 2>/dev/null)
     step "${launch[@]}" "$script" "${args[@]}" && return
     local code=$?
+    [ "$(cat "$run/$name/.lock" 2>/dev/null)" = "$before" ] && return "$code" # it did not begin to train
     case $(status "$name") in
         stopped) return 143 ;;
-        failed | out_of_memory) again=1 ;;
-        "") [ "$run/$name/metrics.jsonl" -nt "$run/.begun" ] && again=1 ;; # killed while it trained
+        failed | out_of_memory | "") again=1 ;; # "": killed, all of it
     esac
     return "$code"
 }

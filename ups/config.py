@@ -14,6 +14,7 @@ import errno
 import functools
 import gc
 import inspect
+import locale
 import math
 import os
 import re
@@ -44,6 +45,9 @@ def command(main):
     """Run `main()` as a command: an end that is no bug is one sentence, printed once."""
     first = os.environ.get("RANK", "0") == "0"
     try:
+        if "utf" not in (encoding := locale.getpreferredencoding(False).lower()):
+            raise UsageError(f"files and names would be read as {encoding}; `export PYTHONUTF8=1`, "
+                             "then run again.")
         code = main()
     except SystemExit as end:  # a stopped run, a dry run, --help
         code = end.code

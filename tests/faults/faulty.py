@@ -14,6 +14,7 @@ Each scenario trains in RUN/NAME. Its keys say what goes wrong, at `step`, on `r
     hold      wait for a signal; a file `held` says that both ranks do
     restarts  so many times this launch kills a rank, one step later each time
     seed      faults drawn at random in every step
+    pace      seconds that every step takes longer
 
 What each rank did goes to RUN/NAME/rankR.json, every collective to RUN/NAME/collectivesR.txt.
 """
@@ -163,6 +164,7 @@ def turns(run, fault):
         global SAVED
         fault.step = SAVED = step
         spec = fault.spec
+        time.sleep(spec.get("pace", 0))
         if fault.due("hold"):
             (run.folder / f"held{run.accelerator.process_index}").write_text("yes")
             while not run.stop_requested:

@@ -38,13 +38,13 @@ class Watched:
             time.sleep(0.02)
         return path.read_text()
 
-    def end(self, seconds=SECONDS):
+    def end(self, seconds=SECONDS, linger=20):
         """Wait for the launcher and for every process that it started."""
         try:
             self.out, self.err = self.process.communicate(timeout=seconds)
             self.code = self.process.returncode
             self.seconds = time.monotonic() - self.began
-            limit = time.monotonic() + 20
+            limit = time.monotonic() + linger
             while (left := marked(self.mark)) and time.monotonic() < limit:
                 time.sleep(0.05)
             self.lingered = time.monotonic() - self.began - self.seconds

@@ -41,8 +41,11 @@ def take_folder(folder, config, systems):
                    if old[key] != config[key]]
         if changed:
             names = ", ".join(f"{key} ({old[key]} -> {config[key]})" for key in changed)
-            raise UsageError(f"{folder} was trained with another configuration: {names}. Use the "
-                             "old values to resume, or give another --run.")
+            longer = finished and changed == ["steps"] and old["steps"] < config["steps"]
+            cure = (f"Its learning rate ended with its steps; to train its weights further, give "
+                    f"another --run and --init {folder.parent}" if longer else
+                    "Use the old values to resume, or give another --run")
+            raise UsageError(f"{folder} was trained with another configuration: {names}. {cure}.")
     if finished:
         print(f"{folder} is finished (step {end['step']}); its test numbers are in "
               f"{folder / 'test.json'}. For a new run give another --run; to write model and "

@@ -131,6 +131,16 @@ class MixedAccelerator(Accelerator):
         return super().prepare(*args, **options)
 
 
+def usable_gpu():
+    """Whether there is a GPU with float64, which sums and averages need."""
+    if not torch.accelerator.is_available():
+        return False
+    kind = torch.accelerator.current_accelerator().type
+    if kind == "mps":
+        print("this Mac's GPU has no float64; using the CPU.", file=sys.stderr)
+    return kind != "mps"
+
+
 def make_accelerator():
     """An Accelerator with the policy of all stages; refuses what cannot train well.
 
@@ -142,7 +152,7 @@ def make_accelerator():
     torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
     torch.backends.cudnn.allow_tf32 = False  # exact, but for the steps that choose otherwise
     accelerator = MixedAccelerator(
-        cpu=not torch.accelerator.is_available(),
+        cpu=not usable_gpu(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
