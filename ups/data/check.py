@@ -26,16 +26,17 @@ MOVES = 1e-3                # a conserved mean, in rms of the channel: more than
 
 
 class Look:
-    """At most 64 trajectories, of different samples, and the moments of channels and inputs.
+    """At most 64 trajectories of training, of different samples, and their moments.
 
     At all points of their grid: a mean over some of them is not conserved.
     """
 
-    def __init__(self, fields, indices):
+    def __init__(self, fields):
+        indices = np.asarray(fields.split("train"))
         self.fields = fields = copy.copy(fields)
-        self.facts = facts = replace(fields.facts, grid=fields.files[0].facts.grid)
-        fields.stride_x, fields.facts = 1, facts
-        order = np.random.default_rng(0).permutation(np.asarray(indices))
+        fields.facts = facts = replace(fields.facts, grid=fields.files[0].facts.grid)
+        fields.stride_x = 1
+        order = np.random.default_rng(0).permutation(indices if len(indices) else len(fields))
         first = np.sort(np.unique(fields.sample[order], return_index=True)[1])
         frame = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
         self.rows = np.sort(order[first[:min(MOST, max(LEAST, READ // (2 * frame)))]])
@@ -61,14 +62,15 @@ class Look:
 
 def check_said(fields):
     """Refuse facts that the data contradict, each with its number."""
-    if found := " ".join(contradictions(Look(fields, fields.split("train")))):
+    if found := " ".join(contradictions(fields)):
         raise UsageError(f"{fields.files[0].path}: {found} Correct that in the file or by "
                          "--facts, or --tasks where that says it.")
 
 
-def contradictions(look):
+def contradictions(fields):
     """Yield a sentence for every fact that the data contradict."""
-    facts, seen, given, n = look.facts, look.seen, look.given, len(look.rows)
+    facts, look = fields.facts, fields.look
+    seen, given, n = look.seen, look.given, len(look.rows)
     place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
     for name, moved in zip(facts.channels, look.drift(), strict=True):
         if name in facts.conserved and moved > MOVES:
@@ -78,7 +80,7 @@ def contradictions(look):
         for name, low, high in zip(one.names, one.low.min(0), one.high.max(0), strict=True):
             if name in facts.positive and low < -1e-5 * abs(high):
                 yield f"{name} is said to be positive, but falls to {low:.3g}."
-    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(look.fields.files[0]),
+    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(fields.files[0]),
                                   strict=True):
         if circle and jump > 1.5 * SEAM:
             yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
@@ -98,11 +100,12 @@ def contradictions(look):
                    f"chance gives {n ** -0.5:.2g}).")
     some = look.rows[:16]
     if facts.linear and facts.shifts == facts.axes and not facts.inputs:
-        same = (look.fields.params(some) == look.fields.params(some[:1])).all(1).numpy()
+        same = (fields.params(some) == fields.params(some[:1])).all(1).numpy()
         if (rest := nonlinear(look.read(some[same]))) > 0.2:
             yield (f"The equation is said to be linear, but {100 * rest:.0f} % of a step is no "
                    "linear map of the field.")
-    spacing = [(b - a) / n for (a, b), n in zip(facts.domain, facts.grid, strict=True)]
+    spacing = [(b - a) / points for (a, b), points in
+               zip(facts.domain, fields.files[0].facts.grid, strict=True)]
     for vector in facts.vectors if facts.solenoidal else ():
         u = look.read(some)[:, :, [facts.channels.index(name) for name in vector]]
         if (rest := divergence(u, spacing)) > 0.5:
@@ -110,9 +113,9 @@ def contradictions(look):
                    "the gradient.")
 
 
-def proposals(look):
+def proposals(fields):
     """Yield what the data support and nobody said: questions for who knows the equation."""
-    facts, seen = look.facts, look.seen
+    facts, look, seen = fields.facts, fields.look, fields.look.seen
     for name, moved, low in zip(facts.channels, look.drift(), seen.low.min(0), strict=True):
         if name not in facts.conserved and moved < 1e-5 and not facts.steady:
             yield f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?"
@@ -164,15 +167,13 @@ def _seam(u):
     return max(ratios, default=0.0)
 
 
-def shiftable(fields, indices, axes):
+def shiftable(fields, axes):
     """Those of `axes` along which no average over trajectories depends on the place.
 
     Inputs shift along, so theirs may.
     """
-    if len(np.unique(fields.sample[np.asarray(indices)])) < LEAST:
-        return []
-    look = Look(fields, indices)
-    return [axis for axis in axes if not _uneven(look.seen, look.facts.axes.index(axis))]
+    return tuple(axis for axis in axes if len(fields.look.rows) >= LEAST
+                 and not _uneven(fields.look.seen, fields.facts.axes.index(axis)))
 
 
 def _uneven(seen, axis):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import shlex
 from collections import defaultdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.check import Look, contradictions, proposals, seam, uses
+from ups.data.check import contradictions, proposals, seam, uses
 from ups.data.fields import SPLITS
 from ups.data.file import UnreadableSamples, pieces
 from ups.data.find import fields_of, find, free_run, open_data, read_facts
@@ -38,7 +39,7 @@ def inspect(source, picture=None):
 
 def _describe(fields, flags):
     facts, files = fields.facts, fields.files
-    look, times = Look(fields, fields.split("train")), files[0].times
+    look, times = fields.look, files[0].times
     count = sum(file.samples for file in files)
     sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
     lines = [("equation", facts.equation)] if facts.equation else []
@@ -64,15 +65,16 @@ def _describe(fields, flags):
                        f"{seen.high[:, c].max():.4g}, mean {mean.mean():.4g}, std {std:.4g} "
                        f"(of {len(look.rows)} trajectories)")]
     lines += [("is used", uses(facts))]
-    wrong = list(contradictions(look))
+    wrong = list(contradictions(fields))
     lines += [("WRONG", sentence) for sentence in wrong]
-    lines += [("you may say", sentence) for sentence in proposals(look)]
+    lines += [("you may say", sentence) for sentence in proposals(fields)]
     script = "train_steady.py" if facts.steady else "train_operator.py"
     last = ("Correct that first, in the file or by --facts." if wrong else
             f"Train on it: accelerate launch {script} {flags} --run "
             f"{shlex.quote(str(free_run(facts.name)))}")
     width = max(16, *(len(name) + 2 for name, _ in lines))
-    return "\n".join([f"{files[0].path}: {facts.name}",
+    where = os.path.commonpath([file.path for file in files])
+    return "\n".join([f"{where}: {facts.name}",
                       *(f"  {name:{width}s}{text}" for name, text in lines), last])
 
 
@@ -119,8 +121,7 @@ def validate(source):
             if not wrong:
                 fields = fields_of(name, files)
                 wrong = _twice(fields, digests) + [
-                    f"{files[0].path}: {sentence}" for sentence in contradictions(
-                        Look(fields, fields.split("train")))]
+                    f"{files[0].path}: {sentence}" for sentence in contradictions(fields)]
         except UsageError as error:
             wrong = [str(error)]
         faults += wrong

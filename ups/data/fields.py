@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ups.config import UsageError
-from ups.data.check import SEAM, seam, shiftable
+from ups.data.check import SEAM, Look, seam, shiftable
 from ups.data.facts import check_facts, scale_of
 from ups.data.file import natural, pieces
 
@@ -113,10 +113,14 @@ class Fields:
         if facts.shifts is None:
             circles = [axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
                        if circle]
-            free = (shiftable(self, self.split("train"), circles)
-                    if circles and not facts.steady else ())
-            facts = replace(facts, shifts=tuple(free))
+            free = shiftable(self, circles) if circles and not facts.steady else ()
+            facts = replace(facts, shifts=free)
         return facts
+
+    @cached_property
+    def look(self):
+        """What is measured of some trajectories, for tests of facts."""
+        return Look(self)
 
     def __len__(self):
         return len(self.row)

@@ -55,7 +55,8 @@ def _moments(u):
         w, w_t = (np.moveaxis(x, axis, -1) for x in (middle, change))
         w, w_t, w_x = w[..., 1:-1], w_t[..., 1:-1], (w[..., 2:] - w[..., :-2]) / 2
         pairs.append(np.stack([_products(w, w), _products(w, w_x), _products(w_t, w_x)], 1))
-        cubes.append(np.stack([x.mean(every) for x in (w**3, w_x**3, w * w_t * w_x)], 1))
+        cubes.append(np.stack([x.mean(every) for x in
+                               (w * w * w, w_x * w_x * w_x, w * w_t * w_x)], 1))
     return (u.mean(every[1:]), v.std(every), u.min(every), u.max(every), tuple(profiles),
             tuple(pairs), tuple(cubes))
 
