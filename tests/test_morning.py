@@ -19,7 +19,7 @@ from ups import Simulator
 from ups.data.__main__ import main as data_command
 from ups.data.find import open_data
 from ups.simulator import main as simulator_command
-from ups.train.systems import RunConfig
+from ups.train.run import RunConfig
 
 TINY = ["--model.dim", "32", "--model.depth", "2", "--model.modes", "6", "--batch_size", "16",
         "--warmup", "10", "--log_every", "50"]
@@ -40,17 +40,17 @@ class Case:
 
 
 CASES = [
-    Case("kdv", equations.kdv, "--steps 150", 5, "smooth and deterministic, but nonlinear", ("u",),
-         ("periodic",), "shifts along x"),
-    Case("allen_cahn", equations.allen_cahn, "--steps 250", 5, "contracting: errors die out", ("phi",),
-         ("periodic",), "mirror of x; phi -> -phi", ("nu",)),
-    Case("advected", equations.advection_diffusion, "--steps 250", 3, "another flow in every sample", ("c",),
-         ("periodic", "closed"), "shifts along x; mean of c kept", (), ("vx", "vy")),
-    Case("gray_scott", equations.gray_scott, "--steps 150", 3, "patterns that grow from what is given",
+    Case("kdv", equations.kdv, "--steps 150", 5, "smooth and deterministic, but nonlinear",
+         ("u",), ("periodic",), "shifts along x"),
+    Case("allen_cahn", equations.allen_cahn, "--steps 250", 5, "contracting: errors die out",
+         ("phi",), ("periodic",), "mirror of x; phi -> -phi", ("nu",)),
+    Case("advected", equations.advection_diffusion, "--steps 250", 3, "another flow in each sample",
+         ("c",), ("periodic", "closed"), "shifts along x; mean of c kept", (), ("vx", "vy")),
+    Case("gray_scott", equations.gray_scott, "--steps 150", 3, "patterns grow from what is there",
          ("u", "v"), ("periodic", "periodic"), "shifts along x and y", ("F", "k")),
-    Case("diffusion3d", equations.diffusion3d, "--steps 100 --batch_size 4", 5, "linear: one number for each wave", ("u",),
-         ("periodic",) * 3, "sums of solutions"),
-    Case("convection", equations.convection, "--steps 100", 5, "linear waves, but few trajectories",
+    Case("diffusion3d", equations.diffusion3d, "--steps 100 --batch_size 4", 5,
+         "linear: one number for each wave", ("u",), ("periodic",) * 3, "sums of solutions"),
+    Case("convection", equations.convection, "--steps 100", 10, "linear waves without decay",
          ("buoyancy", "velocity_x", "velocity_y"), ("periodic", "closed"), "shifts along x",
          ("alpha",)),
 ]
