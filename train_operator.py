@@ -16,6 +16,7 @@ from ups.eval.finish import test_operator, validate
 from ups.latents import open_latents
 from ups.models.codec import CodecConfig
 from ups.models.latent_operator import LatentOperator, OperatorConfig
+from ups.parent import begin_from
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr, warmup_then_linear
@@ -30,6 +31,7 @@ class Config(RunConfig):
     stride_t: int = 1           # keep every n-th frame
     codec: CodecConfig = CodecConfig()
     # model
+    init: str = ""              # run whose codec, sizes and weights training begins from
     model: OperatorConfig = OperatorConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
@@ -79,7 +81,7 @@ def main(argv=None):
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model
-        model = run.compile(LatentOperator(cfg.model, data.specs))
+        model = run.compile(begin_from(cfg, LatentOperator(cfg.model, data.specs), data))
         optimizer = Muon(model, cfg.lr, weight_decay=cfg.weight_decay)  # AdamW for the rest
         model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
         ema = EMA(model, cfg.ema)

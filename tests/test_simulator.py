@@ -81,7 +81,8 @@ def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeyp
     all_frames = sim.rollout(start, 6, {"nu": 0.01}, task="burgers1d")
     assert isinstance(all_frames, np.ndarray) and all_frames.shape == (3, 6, 1, 32)
     assert count == [3] * 6
-    some = sim.rollout(torch.from_numpy(start), 6, {"nu": 0.01}, task="burgers1d", frames=[2, 5])
+    some = sim.rollout(torch.from_numpy(start), times=[0.5, 1.25], params={"nu": 0.01},
+                       task="burgers1d")
     assert count == [3] * 8
     assert torch.equal(some, torch.from_numpy(all_frames[:, [1, 4]]))
     assert "burgers1d: channels u; x in [0, 1], 32 points, periodic; dt 0.25; nu 0.01, 0.1" in str(
@@ -121,7 +122,11 @@ def test_inputs_are_those_of_the_time_of_each_step(pushed):
     constant = sim.rollout(u0, 3, k, v[:1, 0])  # one for all rows and times
     assert np.array_equal(constant, sim.rollout(u0, 3, k, v[:1, :1] + 0 * v))
     assert "inputs force" in str(sim)
-    for inputs, words in [(None, r"needs inputs=: channels force as \(batch, 1, 16\)"),
+    by_name = sim.rollout(u0, 4, k, {"force": v[:, :, 0]})
+    assert np.array_equal(by_name, whole)
+    assert np.array_equal(sim.rollout(u0, 3, k, {"force": v[:1, 0, 0]}), constant)
+    for inputs, words in [(None, r"needs inputs=: driven takes channels force as \(batch, 1, 16"),
+                          ({"wind": v}, "inputs are wind; driven takes channels force"),
                           (v[:, :2], r"shape \(2, 2, 1, 16\); driven takes .*4 or more, 1, 16"),
                           (v[:, :, 0], "takes channels force"), (v[[0, 0, 0]], "takes channels"),
                           (v * np.nan, "NaN")]:
@@ -131,13 +136,13 @@ def test_inputs_are_those_of_the_time_of_each_step(pushed):
 
 def test_members_are_drawn_by_the_student_or_else_by_the_corrector(copy, start):
     u, leads = torch.from_numpy(start), [1, 3]
-    ask = dict(task="burgers1d", members=4, seed=5, frames=leads)
+    ask = dict(task="burgers1d", params={"nu": 0.1}, members=4, seed=5)
     with pytest.raises(UsageError, match="train_diffusion.py"):
-        Simulator.load(copy, "cpu").rollout(u, 3, {"nu": 0.1}, **ask)
+        Simulator.load(copy, "cpu").rollout(u, 3, **ask)
     for stage in ("diffusion", "consistency"):
         add_corrector(copy, stage)
         sim = Simulator.load(copy, "cpu")
-        got = sim.rollout(u, 3, {"nu": 0.1}, **ask)
+        got = sim.rollout(u, times=[0.25, 0.75], **ask)
         assert got.shape == (3, 4, 2, 1, 32)
         task, model = sim.tasks["burgers1d"], sim.operator.model
         z0 = task.encode(u)
@@ -152,8 +157,66 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(copy, start):
         assert moved.abs().max() < 1e-6
         last = corrector.leads(0)
         with pytest.warns(UserWarning, match=f"learned for up to {last} steps") as caught:
-            sim.rollout(u, last + 1, {"nu": 0.1}, **ask | {"frames": None})
+            sim.rollout(u, last + 1, **ask)
         assert {warning.filename for warning in caught} == {__file__}  # the caller's line
+
+
+@pytest.mark.parametrize("kind", ["file", "map", "array"])
+def test_many_rows_go_through_in_batches(sim, tmp_path, kind):
+    """From a map on disk into a file, or a map, of which a part is in memory."""
+    u0 = np.lib.format.open_memmap(tmp_path / "u0.npy", "w+", "float32", (7, 1, 32))
+    u0[:] = np.random.default_rng(1).uniform(-1, 1, u0.shape)
+    ask = dict(steps=3, params={"nu": np.geomspace(0.01, 0.1, 7)}, task="burgers1d")
+    whole = sim.rollout(np.array(u0), **ask)
+    u0 = np.load(tmp_path / "u0.npy", mmap_mode="r")
+    out = {"file": tmp_path / "u.h5", "array": None, "map": np.lib.format.open_memmap(
+        tmp_path / "u.npy", "w+", "float32", whole.shape)}[kind]
+    got = sim.rollout(u0, **ask, batch=3, out=out)
+    if kind == "file":
+        with h5py.File(got) as file:
+            got = file["u"][:]
+    assert got is out or kind != "map"
+    np.testing.assert_allclose(got, whole, rtol=0, atol=1e-5)
+    with pytest.raises(UsageError, match="NaN"):
+        sim.rollout(np.where(np.arange(7)[:, None, None] == 6, np.nan, u0), **ask, batch=3)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_batch_that_does_not_fit_is_halved(sim, start, monkeypatch):
+    predict, sizes = sim._predict, []
+
+    def small(index, leads, u, *rest):
+        sizes.append(len(u))
+        if len(u) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return predict(index, leads, u, *rest)
+
+    monkeypatch.setattr(sim, "_predict", small)
+    got = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
+    assert sizes == [3, 1, 1, 1] and got.shape == (3, 2, 1, 32)
+
+
+def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, start):
+    """Against differences of float64 roll-outs, along random directions."""
+    sim, given = Simulator.load(pushed, "cpu"), np.random.default_rng(2)
+    for part in (sim.operator.model, *(task.codec for task in sim.tasks.values())):
+        part.double()
+    sim._here = lambda rows: [x if x is None else x.double() for x in rows]
+    begin = sim._begin
+    sim._begin = lambda *args: [x if x is None else x.double() for x in begin(*args)]
+    values = [torch.tensor(given.uniform(-1, 1, shape)) for shape in ((2, 1, 16), (2,), (2, 3, 16))]
+
+    def size(u0, k, force):
+        u = sim.rollout(u0, 3, {"k": k}, {"force": force}, grad=True)
+        return u.square().sum()
+
+    leaves = [value.clone().requires_grad_() for value in values]
+    grads = torch.autograd.grad(size(*leaves), leaves)
+    for i, grad in enumerate(grads):
+        step = torch.tensor(given.standard_normal(values[i].shape))
+        ends = [size(*values[:i], values[i] + s * 1e-3 * step, *values[i + 1:]) for s in (-1, 1)]
+        slope = ((ends[1] - ends[0]) / 2e-3).item()
+        assert (grad * step).sum().item() == pytest.approx(slope, rel=2e-3) and abs(slope) > 1e-7
 
 
 @pytest.mark.parametrize("change, words", [
@@ -165,14 +228,20 @@ def test_members_are_drawn_by_the_student_or_else_by_the_corrector(copy, start):
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(inputs=np.zeros((3, 1, 32))), "has no inputs"),
-    (dict(steps=0), "0 steps"),
+    (dict(steps=0), "steps=0: it is a whole number above 0"),
     (dict(steps=2.5), "steps=2.5: it is a whole number"),
+    (dict(steps=None), "give the number of steps, or times="),
+    (dict(times=[1.0]), "give the number of steps, or times="),
+    (dict(steps=None, times=[0.5, 0.8]), "times holds 0.8, .* of 0.25 from u0 on; .* is 0.75"),
+    (dict(steps=None, times=[0.0]), "times holds 0, .* the nearest is 0.25"),
+    (dict(steps=None, times=[0.5, 0.25]), "ascending order"),
+    (dict(batch=0), "batch=0: it must be at least 1"),
+    (dict(grad=True, members=2), "grad=True keeps every step in memory"),
+    (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
     (dict(members="3"), "members='3'"),
     (dict(seed=None), "seed=None"),
-    (dict(frames=[3, 1]), "in order"),
-    (dict(frames=[9]), "1 .. steps"),
     (dict(dt=0.1), "dt=0.1: burgers1d was trained on steps of 0.25"),
-    (dict(members=0), "above 0"),
+    (dict(members=0), "at least 1"),
 ])
 def test_wrong_use_is_one_sentence(sim, start, change, words):
     call = dict(u0=start, steps=4, params={"nu": 0.1}, task="burgers1d") | change

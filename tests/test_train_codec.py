@@ -11,7 +11,7 @@ import train_codec
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.latents import load_codec
+from ups.stages import load_codec
 
 TINY = ["--tasks", "burgers1d", "--stride_x", "2", "--batch_size", "8", "--model.hidden", "16",
         "--model.depth", "1", "--points", "16", "--log_every", "1", "--warmup", "5",

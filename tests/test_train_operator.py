@@ -15,8 +15,9 @@ import train_operator as script
 from ups.config import UsageError
 from ups.data.find import open_fields
 from ups.data.make import make
-from ups.latents import TaskLatents, load_codec
+from ups.latents import TaskLatents
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.stages import load_codec
 from ups.train.step import CudaGraphed, exact_inference
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every",

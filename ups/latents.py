@@ -20,12 +20,14 @@ from ups.cache.windows import LatentWindows
 from ups.config import UsageError
 from ups.data.augment import moved, symmetries
 from ups.data.check import check_said, uses
-from ups.data.facts import Facts
+from ups.data.facts import Facts, from_plain
 from ups.data.fields import Fields
 from ups.data.find import open_data
-from ups.models.codec import Codec, build_codec, fit_patch, patch_sizes
+from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
-from ups.train.checkpoint import export_model, load_model
+from ups.parent import inherit_codec
+from ups.stages import load_codec
+from ups.train.checkpoint import export_model
 from ups.train.ranks import on_main
 from ups.train.step import compile_in_graph
 
@@ -61,6 +63,8 @@ class TaskLatents:
 
     def _change(self):
         """Root mean square of what a latent channel changes by in a step: (D,)."""
+        if "parent" in self.codec.config:
+            return tuple(self.codec.config["parent"]["change"])
         if self.cache is None:
             return ()
         squares = [square.mean(0) for square in self._changes()]
@@ -200,8 +204,10 @@ class Latents:
 
     @property
     def fingerprints(self):
+        parents = [task.codec.config.get("parent") for task in self.tasks]
         return {f"codec of {task.name}": task.fingerprint for task in self.tasks} | {
-            f"data of {task.name}": task.fields.digest for task in self.tasks}
+            f"data of {task.name}": task.fields.digest for task in self.tasks} | {
+            f"operator of {parent['run']}": parent["operator"] for parent in parents if parent}
 
     @property
     def about(self):
@@ -241,6 +247,8 @@ def open_tasks(accelerator, cfg, split=None, **codec):
 def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
     name, how = fields.facts.name, how or cfg.codec
     folder = folder or Path(cfg.run) / "codec" / name / "model"
+    if init := getattr(cfg, "init", ""):
+        on_main(accelerator, _inherit_codec, init, folder, fields)
     if not (folder / "config.json").exists() and how.kind != "patch":
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks {name}`, "
@@ -260,19 +268,15 @@ def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
         raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
                          "asked for; use the old values, give another --run, or, where nothing "
                          "has been trained with it, remove it.")
+    if ("parent" in codec.config) != bool(init):
+        raise UsageError(f"{folder} was made {'without' if init else 'with'} --init; give another "
+                         "--run.")
+    fields.facts = dataclasses.replace(  # the scales of the parameters: a parent's, if it has one
+        fields.facts, scales=from_plain(codec.config["facts"]).scales)
     codec.to(accelerator.device)
     cache = split and build_cache(
         accelerator, codec, fields, split, root=cfg.cache, dtype=how.dtype, fingerprint=mark)
     return TaskLatents(fields.facts, codec, mark, fields, cache)
-
-
-def load_codec(folder):
-    """A codec, in evaluation mode and without gradients, and its fingerprint."""
-    config, tensors = load_model(folder)
-    mark = config.pop("fingerprint")
-    codec = build_codec(config)
-    codec.load_state_dict(tensors)
-    return codec.eval().requires_grad_(False), mark
 
 
 def _fit_codec(folder, cfg, fields, asked):
@@ -299,6 +303,12 @@ def _fit_codec(folder, cfg, fields, asked):
         collections.deque(frames_of(fields, split), maxlen=0)
     about = {"asked": asked, "data": fields.digest}
     export_model(folder, codec.state_dict(), codec.config | about)
+
+
+def _inherit_codec(init, folder, fields):
+    if not (folder / "config.json").exists():
+        check_said(fields)
+        inherit_codec(init, folder, fields, lambda split: frames_of(fields, split))
 
 
 def frames_of(fields, split):

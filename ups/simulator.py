@@ -8,17 +8,23 @@
 
 u0 -> z0 -> z1_hat -> z2_hat -> .. stays in latent space; only what is asked for is decoded. The
 result is (B, T, C, *grid), with `members` (B, M, T, C, *grid). Numpy in, numpy out; torch in, torch
-out, on the device of u0. An export has the layout of a run, without checkpoints.
+out, on the device of u0. Rows go through in batches that fit, from a memory map into a file if you
+like. An export has the layout of a run, without checkpoints.
 """
 
+import contextlib
 import functools
+import math
 import numbers
 import shlex
 import shutil
 import warnings
 from pathlib import Path
 
+import h5py
+import numpy as np
 import torch
+from tqdm import tqdm
 
 from ups.config import Parser, UsageError, command
 from ups.eval.ensemble import corrected, member_noise
@@ -27,7 +33,6 @@ from ups.files import read_json, write_json, written
 from ups.latents import TaskLatents
 from ups.models.precision import products
 from ups.stages import (
-    check_dt,
     facts_of,
     finished,
     load_class,
@@ -36,17 +41,21 @@ from ups.stages import (
     own_codec,
 )
 from ups.train.run import RunConfig
+from ups.train.step import CudaGraphed, is_out_of_memory
 
 FILES = ("model/*", "exit.json", "test.json", "*.png")  # of a stage, that are exported
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
+TOKENS = {"cpu": 2**14, "cuda": 2**19}  # of all rows that go through together
 
 
 class Simulator:
     @classmethod
-    def load(cls, run, device=None, model=None):
+    def load(cls, run, device=None, model=None, compile=False):
         """Read a run or an exported folder; weights that do not belong together are refused.
 
         `model` is the class of an operator of your own: no code is loaded because a run names it.
+        `compile`, on CUDA: the operator is compiled, and from the third batch of the same size on
+        a whole roll-out is one CUDA graph.
         """
         self, run = cls(), Path(run)
         if not run.is_dir():
@@ -57,66 +66,130 @@ class Simulator:
         self.operator.model.to(self.device)
         self.tasks, known = {}, facts_of(self.operator)
         for name, facts in known.items():
-            codec, mark = own_codec(run, name, self.operator)
+            codec, mark = own_codec(run, name, self.operator.config["lineage"])
             self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark)
         for task in self.tasks.values():
             task.width = max(t.codec.spec.width for t in self.tasks.values())
             task.params = max(len(facts.params) for facts in known.values())
+        self.graphs, self.static = None, {}
+        if compile and self.device.type == "cuda":
+            self.operator.model.compile(dynamic=False)
+            self.graphs = CudaGraphed(lambda key: self._predict(*key[:2], *self.static[key]))
         return self
 
-    @torch.no_grad()
-    @products("highest")
-    def rollout(self, u0, steps, params=None, inputs=None, *, task=None, dt=None, frames=None,
-                members=None, seed=0):
-        """Predict what follows the fields u0 (B, C, *grid).
+    def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, task=None, dt=None,
+                members=None, seed=0, grad=False, batch=None, out=None):
+        """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
-        inputs   channels that are given, in physical units: (B, E, *grid), or (B, T, E, *grid) at
-                 the beginning of each step
+        inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
+                 the beginning of each step; or all in one array (B, E, *grid), (B, T, E, *grid)
+        times    after u0, ascending: multiples of the dt of the training data
         task     its name, where the run has several
         dt       size of a step; only that of the training data is allowed
-        frames   the steps to return, such as range(10, 41, 10); by default all, 1 .. steps
         members  how many to draw from the student, or else the diffusion corrector, of the run
+        grad     let gradients reach u0, params and inputs: the result is a tensor
+        batch    rows that go through at a time; by default what fits
+        out      where the result goes: "u.h5", or an array with its shape such as a numpy memmap
         """
         if task is None and len(self.tasks) == 1:
             task, = self.tasks
         if task not in self.tasks:
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
-        for name, value in {"steps": steps, "members": members or 0, "seed": seed}.items():
-            if not isinstance(value, numbers.Integral):
+        if dt is not None and not math.isclose(dt, task.facts.dt, rel_tol=1e-4):
+            raise UsageError(f"dt={dt:g}: {task.name} was trained on steps of {task.facts.dt:g}; "
+                             "finer frames are another --stride_t, other steps another training.")
+        leads = _leads(steps, times, task.facts)
+        for name, value, least in (("members", members, 1), ("batch", batch, 1), ("seed", seed, 0)):
+            if not isinstance(value, numbers.Integral) and (value is not None or name == "seed"):
                 raise UsageError(f"{name}={value!r}: it is a whole number.")
-        leads = list(range(1, steps + 1) if frames is None else frames)
-        if not leads or leads != sorted(set(leads)) or leads[0] < 1 or leads[-1] > steps:
-            raise UsageError(f"{steps} steps and frames={frames}: frames are some of 1 .. steps, "
-                             "in order.")
-        if members is not None and members < 1:
-            raise UsageError(f"members={members}: it must be above 0.")
-        check_dt(task.facts.dt if dt is None else dt, task.facts)
-        u = _fields(u0, task).to(self.device)
-        dt = torch.full((len(u),), task.facts.dt, device=self.device)
-        cond = _condition(params or {}, task, len(u)).to(self.device)
-        given = _inputs(inputs, task, len(u), leads[-1])
-        if given is not None:  # tokens (B, T or 1, N, E)
-            given = task.codec.encode_inputs(given.flatten(0, 1).to(self.device)).unflatten(
-                0, given.shape[:2])
+            if value is not None and value < least:
+                raise UsageError(f"{name}={value}: it must be at least {least}.")
+        u = _fields(u0, task)
+        rows = u, _condition(params or {}, task, len(u)), _inputs(inputs, task, len(u), leads[-1])
+        if grad:
+            if (members, batch, out) != (None, None, None):
+                raise UsageError("grad=True keeps every step in memory: leave members, batch and "
+                                 "out out.")
+            with products("highest"):
+                return self._predict(index, leads, *self._here(rows)).to(u.device)
+        if members and leads[-1] > self.corrector.model.leads(index):
+            known = self.corrector.model.leads(index)
+            warnings.warn(f"members were learned for up to {known} steps; later ones are drawn as "
+                          f"those of step {known}.", stacklevel=2)
 
-        z, step = task.encode(u), self.operator.model
-        if members is None:
-            states = _states(step, z, leads, dt, cond, index, given)
-        else:
-            how, known = self.corrector.settings, self.corrector.model.leads(index)
-            if leads[-1] > known:
-                warnings.warn(f"members were learned for up to {known} steps; later ones are drawn "
-                              f"as those of step {known}.", stacklevel=4)
-            noise = member_noise(seed, range(len(z)), members, 2, *z.shape[1:]).to(z)
-            states = corrected(step, self.corrector.model, z, leads[-1], dt, cond, index, noise,
-                               how.calls, how.correct_every, leads, inputs=given)
-        out, home = [], u0.device if torch.is_tensor(u0) else "cpu"
-        for _, z in states:  # (B, N, D) or (B, M, N, D)
-            out.append(task.decode(z).to(home))
-        out = torch.stack(out, z.ndim - 2)
-        return out if torch.is_tensor(u0) else out.numpy()
+        tokens = math.prod(task.codec.tokens) * (members or 1)
+        size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
+        shape = len(u), *([members] if members else []), len(leads), *u.shape[1:]
+        start = 0
+        with (torch.inference_mode(), products("highest"), _opened(out, shape, u0) as result,
+              tqdm(total=len(u), unit="row", disable=size == len(u)) as bar):
+            while start < len(u):
+                chosen = slice(start, start + size)
+                part = self._here([x if x is None else x[chosen] for x in rows])
+                try:
+                    if members:
+                        trajectories = range(len(u))[chosen]
+                        frames = self._draw(index, leads, *part, members, seed, trajectories)
+                    else:
+                        frames = self._replay(index, leads, size, part)
+                except Exception as error:
+                    if not is_out_of_memory(error) or size == 1:
+                        raise
+                    size //= 2
+                    continue
+                result[chosen] = (frames.to(result.device) if torch.is_tensor(result)
+                                  else frames.cpu().numpy())
+                start += len(frames)
+                bar.update(len(frames))
+        return Path(out) if isinstance(out, str | Path) else result
+
+    def _here(self, rows):
+        return [x if x is None else x.to(self.device, torch.float32) for x in rows]
+
+    def _predict(self, index, leads, u, cond, given):
+        """The frames (B, T, C, *grid) at the steps `leads`."""
+        task, model = list(self.tasks.values())[index], self.operator.model
+        z, dt, tokens = self._begin(task, u, given)
+        once = {}  # what no step changes
+        if hasattr(model, "modulate"):
+            once["modulation"] = model.modulate(dt, cond, index)
+        frames = []
+        for k in range(leads[-1]):
+            z = model(z, dt, cond, index, inputs_at(tokens, k), **once)
+            if k + 1 in leads:
+                frames.append(task.decode(z))
+        return torch.stack(frames, 1)
+
+    def _replay(self, index, leads, size, part):
+        """`_predict`, with `compile` as a CUDA graph of batches of `size` rows."""
+        if self.graphs is None:
+            return self._predict(index, leads, *part)
+        rows = len(part[0])
+        fill = torch.arange(size, device=self.device).clamp(max=rows - 1)  # the last batch
+        part = [x if x is None else x[fill] for x in part]
+        key = index, leads, size, part[2] is not None and part[2].shape
+        for x, static in zip(part, self.static.setdefault(key, part), strict=True):
+            if x is not None:
+                static.copy_(x)
+        return self.graphs(key)[:rows]
+
+    def _draw(self, index, leads, u, cond, given, members, seed, rows):
+        """The members (B, M, T, C, *grid), those of a row a function of (seed, row)."""
+        task, how = list(self.tasks.values())[index], self.corrector.settings
+        z, dt, tokens = self._begin(task, u, given)
+        noise = member_noise(seed, rows, members, 2, *z.shape[1:]).to(z)
+        states = corrected(self.operator.model, self.corrector.model, z, leads[-1], dt, cond, index,
+                           noise, how.calls, how.correct_every, leads, inputs=tokens)
+        return torch.stack([task.decode(z) for _, z in states], 2)
+
+    def _begin(self, task, u, given):
+        """Latents (B, N, D), dt (B,) and, if any, tokens (B, T or 1, N, E) of what is given."""
+        if given is not None:
+            tokens = task.codec.encode_inputs(given.flatten(0, 1))
+            given = tokens.unflatten(0, given.shape[:2])
+        return task.encode(u), torch.full((len(u),), task.facts.dt, device=self.device), given
 
     @functools.cached_property
     def corrector(self):
@@ -142,50 +215,99 @@ class Simulator:
         return "\n".join([*lines, f"  members are drawn by: {(*finished(self.run), 'nothing')[0]}"])
 
 
-def _states(step, z, leads, dt, cond, index, given):
-    """Yield (k, latents) at the leads k."""
-    for k in range(1, leads[-1] + 1):
-        z = step(z, dt, cond, index, inputs_at(given, k - 1))
-        if k in leads:
-            yield k, z
+def _leads(steps, times, facts):
+    """The steps 1, 2, .. whose frames are asked for."""
+    if (steps is None) == (times is None):
+        raise UsageError("give the number of steps, or times=.")
+    if times is None:
+        if not isinstance(steps, numbers.Integral) or steps < 1:
+            raise UsageError(f"steps={steps!r}: it is a whole number above 0.")
+        return tuple(range(1, steps + 1))
+    leads = []
+    for time in times:
+        lead = max(1, round(time / facts.dt))
+        if abs(time / facts.dt - lead) > 0.01:
+            raise UsageError(f"times holds {time:g}, and steps are of {facts.dt:g} from u0 on; the "
+                             f"nearest is {lead * facts.dt:g}.")
+        leads.append(lead)
+    if not leads or leads != sorted(set(leads)):
+        raise UsageError("times are one or more, in ascending order.")
+    return tuple(leads)
+
+
+@contextlib.contextmanager
+def _opened(out, shape, u0):
+    """What takes the result row by row; a file is whole, or not there."""
+    if out is None:
+        yield (torch.empty(shape, device=u0.device) if torch.is_tensor(u0)
+               else np.empty(shape, np.float32))
+    elif isinstance(out, str | Path):
+        partial = Path(f"{out}.partial")
+        try:
+            with h5py.File(partial, "w") as file:
+                yield file.create_dataset("u", shape, "float32")
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
+    else:
+        if tuple(out.shape) != shape:
+            raise UsageError(f"out has the shape {tuple(out.shape)}; this gives {shape}.")
+        yield out
+
+
+def _tensor(values):
+    with warnings.catch_warnings(action="ignore"):  # of a map that is read-only: it is only read
+        return torch.as_tensor(values)
 
 
 def _fields(u0, task):
-    """u0 as float32, of the right shape and finite; warns where training saw nothing alike."""
-    u, spec = torch.as_tensor(u0).float(), task.facts
-    if u.shape[1:] != (len(spec.channels), *spec.grid) or not u.numel():
+    """u0 as a tensor of the right shape, finite; warns where training saw nothing alike."""
+    u, facts = _tensor(u0), task.facts
+    if u.shape[1:] != (len(facts.channels), *facts.grid) or not u.numel():
         raise UsageError(f"u0 has the shape {tuple(u.shape)}; {task.name} here takes (batch, "
-                         f"{_list([len(spec.channels), *spec.grid])}): channels "
-                         f"{', '.join(spec.channels)}, axes {', '.join(spec.axes)}.")
-    if not u.isfinite().all():
-        raise UsageError("u0 holds NaN or Inf.")
-    least, most = (u.movedim(1, 0).flatten(1).cpu().aminmax(dim=1))
-    for name, a, b, low, high in zip(spec.channels, least, most, *task.codec.seen, strict=True):
+                         f"{_list([len(facts.channels), *facts.grid])}): channels "
+                         f"{', '.join(facts.channels)}, axes {', '.join(facts.axes)}.")
+    seen = []
+    for piece in u.detach().split(256):
+        if not piece.isfinite().all():
+            raise UsageError("u0 holds NaN or Inf.")
+        seen.append(torch.stack(piece.movedim(1, 0).flatten(1).cpu().aminmax(dim=1)).float())
+    least, most = torch.stack(seen).amin(0)[0], torch.stack(seen).amax(0)[1]
+    for name, a, b, low, high in zip(facts.channels, least, most, *task.codec.seen, strict=True):
         if a < low - MARGIN * (high - low) or b > high + MARGIN * (high - low):
             warnings.warn(f"{name} of u0 is {a:.3g} to {b:.3g}; in training it was {low:.3g} to "
-                          f"{high:.3g}. What is so far outside is a guess.", stacklevel=5)
+                          f"{high:.3g}. What is so far outside is a guess.", stacklevel=3)
     return u
 
 
 def _inputs(inputs, task, batch, steps):
-    """The given channels as float32 (B, T or 1, E, *grid), T >= steps; None where there are none"""
-    spec = task.facts
-    if (inputs is None) == (not spec.inputs):
-        if inputs is None:
-            return None
-    elif inputs is not None:
-        raise UsageError(f"{task.name} has no inputs; leave inputs= out.")
-    one = (len(spec.inputs), *spec.grid)
-    wanted = (f"channels {', '.join(spec.inputs)} as (batch, {_list(one)}), or with all times, "
-              f"(batch, {steps} or more, {_list(one)})")
+    """The given channels (B, T or 1, E, *grid), T >= steps; None where there are none."""
+    facts = task.facts
+    if not facts.inputs:
+        if inputs is not None:
+            raise UsageError(f"{task.name} has no inputs; leave inputs= out.")
+        return None
+    one = (len(facts.inputs), *facts.grid)
+    wanted = (f"{task.name} takes channels {', '.join(facts.inputs)} as (batch, {_list(one)}), or "
+              f"with all times, (batch, {steps} or more, {_list(one)}), or each of them by name")
     if inputs is None:
         raise UsageError(f"{task.name} needs inputs=: {wanted}.")
-    v = torch.as_tensor(inputs).float()
-    v = v[:, None] if v.ndim == 1 + len(one) else v
+    if isinstance(inputs, dict):
+        if {*inputs} != {*facts.inputs}:
+            raise UsageError(f"inputs are {', '.join(inputs)}; {wanted}.")
+        parts = [_tensor(inputs[name]) for name in facts.inputs]
+        parts = [v[:, None] if v.ndim == len(one) else v for v in parts]  # (B, T or 1, *grid)
+        try:
+            v = torch.stack(torch.broadcast_tensors(*parts), 2)
+        except RuntimeError:
+            raise UsageError(f"inputs have the shapes {[tuple(v.shape) for v in parts]}, which do "
+                             f"not go together; {wanted}.") from None
+    else:
+        v = _tensor(inputs)
+        v = v[:, None] if v.ndim == 1 + len(one) else v
     if v.shape[2:] != one or len(v) not in (1, batch) or 1 < v.shape[1] < steps or not v.numel():
-        raise UsageError(f"inputs have the shape {tuple(torch.as_tensor(inputs).shape)}; "
-                         f"{task.name} takes {wanted}.")
-    if not v.isfinite().all():
+        raise UsageError(f"inputs have the shape {tuple(v.shape)}; {wanted}.")
+    if not all(piece.isfinite().all() for piece in v.split(256)):
         raise UsageError("inputs hold NaN or Inf.")
     return v.expand(batch, *v.shape[1:])
 
@@ -209,7 +331,7 @@ def _condition(given, task, batch):
         slack = 1e-6 * max(abs(scale.low), abs(scale.high))
         if (value < scale.low - slack).any() or (value > scale.high + slack).any():
             warnings.warn(f"{name} was {seen} in training; what is outside is a guess.",
-                          stacklevel=5)
+                          stacklevel=3)
         columns.append(value.expand(batch))
     return task.condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0))
 

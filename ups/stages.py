@@ -7,7 +7,6 @@ exported folder has the layout of a run, `exit.json` and `config.json` of its st
 import dataclasses
 import importlib.util
 import inspect
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import nn
 from ups.config import UsageError, nested
 from ups.data.facts import from_plain
 from ups.files import read_json
-from ups.latents import load_codec
 from ups.models.body import BodyConfig
+from ups.models.codec import build_codec
 from ups.models.generators import Corrector
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.models.steady import SteadyPrior
@@ -88,10 +87,19 @@ def facts_of(operator):
     return known
 
 
-def own_codec(run, name, operator):
-    """The codec that an operator was trained with, and its fingerprint."""
+def load_codec(folder):
+    """A codec, in evaluation mode and without gradients, and its fingerprint."""
+    config, tensors = load_model(folder)
+    mark = config.pop("fingerprint")
+    codec = build_codec(config)
+    codec.load_state_dict(tensors)
+    return codec.eval().requires_grad_(False), mark
+
+
+def own_codec(run, name, lineage):
+    """The codec that an operator of this lineage was trained with, and its fingerprint."""
     codec, mark = load_codec(Path(run) / "codec" / name / "model")
-    if operator.config["lineage"].get(f"codec of {name}") != mark:
+    if lineage.get(f"codec of {name}") != mark:
         raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was trained "
                          "with; put that one back.")
     return codec, mark
@@ -101,13 +109,6 @@ def finished(run):
     """The correctors that a run has, the student first: it needs one or two calls."""
     return [stage for stage in ("consistency", "diffusion")
             if read_json(Path(run) / stage / "exit.json").get("status") == "done"]
-
-
-def check_dt(dt, facts):
-    """Refuse a time step that is not among those of the training: nothing is known of others."""
-    if not math.isclose(dt, facts.dt, rel_tol=1e-4):
-        raise UsageError(f"dt={dt:g}: {facts.name} was trained on steps of {facts.dt:g}; finer "
-                         "frames are another --stride_t, other steps another training.")
 
 
 def load_corrector(run, stage, operator):

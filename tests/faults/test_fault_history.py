@@ -16,8 +16,9 @@ from accelerate import Accelerator
 
 from ups.config import UsageError, parse
 from ups.data.make import make
-from ups.latents import load_codec, open_latents
+from ups.latents import open_latents
 from ups.models.codec import CodecConfig
+from ups.stages import load_codec
 from ups.train.run import RunConfig
 
 TESTS = Path(__file__).parents[1]

@@ -339,6 +339,28 @@ def test_latents_go_in_whitened(body, whitening, scale):
 
 
 @each_body
+def test_weights_of_another_run_match_by_name(body):
+    """One task of three goes on, with a parameter that the parent did not know, and finer."""
+    plate = dataclasses.replace(PLATE, periodic=(True, False, False))
+    parent = make(body, (LINE, plate, CUBE), depth=4)
+    tasks = [dataclasses.replace(plate, params=("kappa", "nu"))]
+    z, dt, cond = batch(parent, 1)
+    cond[:, 0] = 0
+    child = make(body, tasks, depth=4, started=False)
+    child.take(parent, [1])
+    if body != "plain":  # whose wave numbers are those of all grids
+        torch.testing.assert_close(child(z, dt, cond), parent(z, dt, cond, 1))
+    torch.testing.assert_close(child(z, dt, cond + torch.tensor([1.0, 0.0])), child(z, dt, cond))
+    fine, coarse = (make(body, [dataclasses.replace(LINE, tokens=(1, 1, n))]) for n in (32, 8))
+    waves = coarse.body.blocks[0].mixer[0].modes if body == "fourier" else None
+    fine.take(coarse, [0])
+    if body == "fourier":
+        modes = fine.body.blocks[0].mixer[0].modes
+        assert len(waves) == 5 < len(modes) and not modes[5:].any()
+        assert torch.equal(modes[:5], waves)
+
+
+@each_body
 def test_each_axis_has_a_boundary_of_its_own(body):
     """A channel: shifts along the periodic axis commute, those along the closed one do not."""
     spec = TaskSpec("channel", (1, 16, 16), 3, (True, True, False), inputs=2)

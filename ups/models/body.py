@@ -60,7 +60,7 @@ class TokenBody(nn.Module):
 
     def __init__(self, config, tasks, inputs, outputs, scalars):
         super().__init__()
-        self.config, self.tasks = config, tuple(tasks)
+        self.config, self.tasks, self.scalars = config, tuple(tasks), scalars
         self.axes = [a for a in range(3)  # of the token grid, that some task has
                      if a == 2 or any(task.tokens[a] > 1 for task in self.tasks)]
         self.names = sorted({name for task in self.tasks for name in task.params})
@@ -146,6 +146,35 @@ class TokenBody(nn.Module):
         m = [1 + part if k % 3 == 1 else part for k, part in enumerate(m)]
         return [m[k:k + 6] for k in range(0, len(m), 6)]
 
+    @torch.no_grad()
+    def take(self, other, origin):
+        """The weights of `other`, a body of the same sizes: for task i those of its task origin[i].
+
+        Columns and PDE parameters match by name, waves by number. What `other` has not is zero.
+        """
+        for own, known in ((self.modulation, other.modulation),
+                           (self.condition[2], other.condition[2])):
+            own.load_state_dict(known.state_dict())
+        _copy(self.condition[0], other.condition[0], self._slots(), other._slots())
+        for i, k in enumerate(origin):
+            _copy(self.inp[i], other.inp[k], self._columns(i), other._columns(k))
+            _copy(self.out[i], other.out[k])
+            self.task[i].copy_(other.task[k])
+            for a, b in zip(self.blocks, other.blocks, strict=True):
+                for own, known in ((a.mixer, b.mixer), (a.mlp, b.mlp)):
+                    _copy(own[i] if isinstance(own, PerTask) else own,
+                          known[k] if isinstance(known, PerTask) else known)
+
+    def _slots(self):
+        """What the condition is made of, by name"""
+        return [*range(self.scalars), "closed", *self.names]
+
+    def _columns(self, task):
+        """What the first layer of a task reads, by name"""
+        places = [(axis, wave) for axis in self.axes for wave in range(4)]
+        given = [f"input {k}" for k in range(self.tasks[task].inputs)]
+        return [*range(self.inp[task].in_features - len(given) - len(places)), *given, *places]
+
     def _places(self, task):
         """Positions (X, Y, Z, 4 * axes): cos(pi k x) on closed axes; two waves along inhomogeneous
         circles; zero elsewhere, because a circle has no position."""
@@ -162,3 +191,13 @@ class TokenBody(nn.Module):
             shape = [-1 if a == axis else 1 for a in range(3)]
             out.append(wave.view(*shape, 4).expand(*task.tokens, 4))
         return torch.cat(out, -1)
+
+
+def _copy(layer, other, names=None, known=None):
+    """The weights of another layer: rows as far as both go, or columns of the same `names`."""
+    for own, old in zip(layer.parameters(), other.parameters(), strict=True):
+        if names and own.ndim == 2:
+            at = [known.index(name) if name in known else -1 for name in names]
+            old = F.pad(old, (0, 1))[:, at]  # -1: nothing known
+        rows = min(len(own), len(old))
+        own.zero_()[:rows] = old[:rows]

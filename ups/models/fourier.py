@@ -49,8 +49,10 @@ class FourierMixer(nn.Module):
             padded = _pad(x, axis + 1, self.reach, grid.periodic[axis])
             taps += [padded.narrow(axis + 1, o, x.shape[axis + 1])
                      for o in range(2 * self.reach + 1) if o != self.reach]
-        weights = self.taps.view(-1, x.shape[-1])
-        near = sum(tap * weight for tap, weight in zip(taps, weights, strict=True))
+        weights = self.taps.view(-1, x.shape[-1]).unbind()
+        near = x * weights[0]
+        for tap, weight in zip(taps[1:], weights[1:], strict=True):
+            near += tap * weight  # in place: each new tensor costs as much as the product
         y = F.linear(near, self.local)
         if self.modes is None:
             return y
@@ -61,7 +63,7 @@ class FourierMixer(nn.Module):
                                                      strict=True):
             along = x.movedim(axis + 1, 3)
             z = _waves(along.flatten(0, 2), weight, analysis, synthesis)
-            y = y + z.view(along.shape).movedim(3, axis + 1)
+            y += z.view(along.shape).movedim(3, axis + 1)
         return y
 
 

@@ -79,6 +79,10 @@ class LatentOperator(nn.Module):
         """What depends on dt and cond alone: the same in every step of a roll-out."""
         return self.body.modulate(torch.log10(dt)[:, None], cond, task)
 
+    def take(self, other, origin):
+        """The weights of `other`: for task i those of its task origin[i]."""
+        self.body.take(other.body, origin)
+
     @property
     def hidden(self):
         """The layers whose matrices are Muon's."""

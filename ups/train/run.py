@@ -87,6 +87,10 @@ class RunConfig:
     dry_run: bool = False        # take the last steps, evaluate, save, say what the run needs
 
     def __post_init__(self):
+        if getattr(self, "init", ""):
+            from ups.parent import adopt  # it reads runs
+
+            adopt(self)
         check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
         if not self.cache:
             raise UsageError("--cache must name a folder.")
