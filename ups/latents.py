@@ -233,7 +233,7 @@ def open_latents(run, cfg, split, length=1, **codec):
 
 def open_tasks(accelerator, cfg, split=None, **codec):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
-    sets = on_main(accelerator, open_data, cfg)
+    sets = on_main(accelerator, open_data, cfg, split == "train")  # no one else makes data
     tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
     if split == "train" and accelerator.is_main_process:
         for task in tasks:

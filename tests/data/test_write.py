@@ -7,6 +7,7 @@ from test_well import write_well
 
 from ups.config import UsageError
 from ups.data import write_fields
+from ups.data.__main__ import main
 from ups.data.arrays import open_array, open_folder
 from ups.data.pdebench import open_pdebench
 from ups.data.well import open_well
@@ -102,7 +103,9 @@ def test_a_compressed_npz_is_unpacked(tmp_path):
     (tmp_path / "mine.yaml").write_text("dt: 0.5\n")
     with pytest.raises(UsageError, match="convert"):
         open_array(tmp_path / "mine.npz", "sample time x")
-    file, = map(open_array, convert(tmp_path / "mine.npz", tmp_path / "mine.h5", "sample time x"))
+    main(["convert", str(tmp_path / "mine.npz"), str(tmp_path / "mine.h5"), "--axes",
+          "sample time x"])
+    file = open_array(tmp_path / "mine.h5")
     np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u.astype("f4"))
     assert (file.facts.name, file.facts.dt, file.facts.params) == ("mine", 0.5, ("nu",))
     with h5py.File(file.path) as f:

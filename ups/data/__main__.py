@@ -1,8 +1,9 @@
-"""Make, inspect and validate data sets.
+"""Make, inspect, validate and convert data sets.
 
     python -m ups.data make burgers1d --preset small
     python -m ups.data inspect mine.npz --axes "sample time x" --plot
     python -m ups.data validate data/*.hdf5
+    python -m ups.data convert mine.npz mine.h5 --axes "sample time x"
 """
 
 import argparse
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 
 from ups.config import Parser, command
 
-MAKE = """Solve a PDE and write the published layout of its task.
+MAKE = """Solve a PDE and write the published layout of its task, or run a solver of your own.
 
     python -m ups.data make burgers1d                            seconds on two cores
     python -m ups.data make burgers1d --nu 0.001 0.01 0.1        one file per value
     python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data
+    python -m ups.data make my_solver.py --samples 500 --out data/mine     docs/data.md
 
 Run it again and it skips the files that are complete. Samples x grid x frames of the presets, and
 the default parameters (small burgers1d and ns2d: nu = 0.01):
@@ -45,10 +47,10 @@ def parser():
     from ups.data.solvers import SOLVERS
 
     top = Parser(prog="python -m ups.data", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="make|inspect|validate")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", description=MAKE + _presets(SOLVERS),
                                help="solve and write", argument_default=argparse.SUPPRESS)
-    make.add_argument("task", help="one of those above")
+    make.add_argument("task", help="one of those above, or a Python file")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", help="cpu or cuda; the GPU where there is one")
@@ -73,8 +75,13 @@ def parser():
     inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
                          help="also draw a few trajectories [FILE with .png]")
     validate = commands.add_parser("validate", description=VALIDATE, help="find faults")
+    convert = commands.add_parser("convert", description="Write data as the project's own HDF5.",
+                                  help="write own HDF5")
     for which in (inspect, validate):
         which.add_argument("data", nargs="+", metavar="DATA", help="files or folders")
+    convert.add_argument("source", metavar="IN", help="file or folder")
+    convert.add_argument("target", metavar="OUT", help="file; a folder where IN has several files")
+    for which in (inspect, validate, convert):
         which.add_argument("--axes", default="", help="names of an array's axes, as stored")
         which.add_argument("--facts", default="", help="YAML file with what is true of the data")
         which.add_argument("--tasks", nargs="+", default=(), help="which data sets, or what a "
@@ -94,6 +101,13 @@ def main(argv=None):
         from ups.data.describe import inspect
 
         inspect(SimpleNamespace(**args), args["plot"])
+    elif name == "convert":
+        from ups.data.find import read_facts
+        from ups.data.write import convert
+
+        for path in convert(args["source"], args["target"], args["axes"],
+                            read_facts(args["facts"]), args["tasks"]):
+            print(path)
     else:
         from ups.data.describe import validate
 

@@ -112,14 +112,17 @@ def _axes_of(value, name, space, sizes, path):
                      f"([{sizes['sample']},] [{sizes['t']},] {grid}) is expected.")
 
 
-def convert(src, dst, axes="", said=None):
+def convert(src, dst, axes="", said=None, tasks=()):
     """Write any readable data set as own HDF5, piece by piece; return the paths.
 
     Where it has several files, `dst` is a folder, with folders for its splits.
     """
     src, dst = Path(src), Path(dst)
     with _unpacked(src, dst.parent) as source:
-        (files,) = find((source,), (), axes, said).values()
+        found = find((source,), tasks, axes, said)
+        if len(found) > 1:
+            raise UsageError(f"{src} holds {', '.join(found)}; choose one by --tasks.")
+        (files,) = found.values()
         if len(files) > 1 and dst.suffix:
             raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
                              f"{dst}.")
