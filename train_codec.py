@@ -23,13 +23,7 @@ from ups.eval.finish import codec_error, test_codec
 from ups.files import read_json
 from ups.latents import frames_of, open_latents
 from ups.models.codec import CodecConfig
-from ups.models.grid_codec import (
-    GridCodecConfig,
-    codec_loss,
-    fit_line,
-    from_patch,
-    measure_weight,
-)
+from ups.models.grid_codec import GridCodecConfig, codec_loss, fit_line, from_patch, measure_weight
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import AdamW, set_lr, warmup_then_linear
@@ -40,29 +34,29 @@ from ups.train.step import Backward
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
     # data
-    stride_x: int = 1           # take every n-th grid point; any-point decoding is judged on all
-    stride_t: int = 1           # take every n-th frame
+    stride_x: int = 1           # keep every n-th grid point; any-point decoding is judged on all
+    stride_t: int = 1           # keep every n-th frame
     patch: int = 8              # grid points per token and axis
     width: int = 2              # latent channels per token
     # model
     model: GridCodecConfig = GridCodecConfig()
     # optimisation
     steps: int = 2000           # optimizer steps
-    batch_size: int = 32        # global: the number of processes does not change it
-    lr: float = 1e-3
+    batch_size: int = 32        # rows of a step, over all processes together
+    lr: float = 1e-3            # peak learning rate
     warmup: int = 100           # steps to the full learning rate, which then falls to zero
-    grad_clip: float = 1.0
-    ema: float = 0.999          # decay of the averaged weights
+    grad_clip: float = 1.0      # largest norm of the gradient; a longer one is scaled down
+    ema: float = 0.999          # decay, below 1, of the averaged weights
     points: int = 64            # grid values that the any-point decoder is asked for in a step
-    point_weight: float = 0.3   # of their error in the loss
+    point_weight: float = 0.3   # of the error of these values in the loss
     inverse_weight: float = 0.1  # of |E(D(z)) - z| in the loss
     noise: float = 0.02         # on the latents that D must map to fields and E back
-    seed: int = 0
+    seed: int = 0               # of batches, query points and noise
 
     def __post_init__(self):
         super().__post_init__()
         check(self, width=(1, math.inf), points=(1, math.inf), point_weight=(0, 1e3),
-              inverse_weight=(0, 1e3), noise=(0, 10))
+              inverse_weight=(0, 1e3))
         if len(names := names_of(self)) != 1:
             raise UsageError(f"{' and '.join(names)}: a codec belongs to one data set; choose one "
                              "by --tasks.")

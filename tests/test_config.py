@@ -153,9 +153,12 @@ def test_a_disk_that_cannot_be_written_is_a_sentence(capsys, error, shown):
     assert said.startswith(f"error: {shown}") and caught.value.code == 1 if shown else not said
 
 
-def test_scripts_load_no_compiler_before_they_need_it():
-    """It takes longer to load than all the rest, and --help or a wrong flag would wait for it."""
+SLOW = {"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"}
+
+
+def test_scripts_load_no_compiler_and_no_shards_before_they_need_it():
+    """They take seconds to load, and --help or a wrong flag would wait for them."""
     scripts = "train_codec, train_operator, train_diffusion, train_consistency, train_steady"
-    code = f"import sys, {scripts}, evaluate; sys.exit('torch._dynamo' in sys.modules)"
+    code = f"import sys, {scripts}, evaluate; sys.exit(bool({SLOW} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.config import RunError, UsageError
 from ups.files import sha256, written
@@ -44,7 +43,7 @@ def whole(accelerator, tensors):
     kept = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        if isinstance(tensor, DTensor):
+        if hasattr(tensor, "full_tensor"):  # a shard of FSDP2
             tensor = tensor.full_tensor()
         if accelerator.is_main_process:
             kept[name] = tensor.to("cpu", copy=True).contiguous()
@@ -57,7 +56,9 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
     params = dict(model.named_parameters())
 
     def like(tensor, live):
-        if isinstance(live, DTensor) and tensor.shape == live.shape:
+        if hasattr(live, "full_tensor") and tensor.shape == live.shape:
+            from torch.distributed.tensor import distribute_tensor  # takes a second to load
+
             return distribute_tensor(tensor.to(live.device), live.device_mesh, live.placements)
         return tensor
 

@@ -10,8 +10,6 @@ import contextlib
 import math
 
 import torch
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from ups.train.optim import OPTIONS
 from ups.train.step import compile_in_graph
@@ -19,7 +17,7 @@ from ups.train.step import compile_in_graph
 
 def local(tensors):
     """This rank's part of each tensor, in the same memory."""
-    return [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
+    return [t.detach().to_local() if hasattr(t, "to_local") else t.detach() for t in tensors]
 
 
 @compile_in_graph(options=OPTIONS)
@@ -75,5 +73,5 @@ class EMA:
 def reshard(model):
     """Let FSDP2 forget what it has gathered, which it would use instead of new shards."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if hasattr(module, "reshard"):
             module.reshard()

@@ -13,7 +13,6 @@ other weights: biases, the mixers' taps, embeddings, the first and the last laye
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.train.step import compile_in_graph
 
@@ -109,7 +108,7 @@ def orthogonal(tensors, padded=None):
     """
     stacks, out = {}, list(tensors)
     for i, tensor in enumerate(tensors):
-        x = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        x = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # of FSDP2
         many = x.ndim > 3 and min(x.shape[-2:]) > 7
         x = x.flatten(0, -3) if many else x.flatten(1)[None]
         flipped = x.shape[1] > x.shape[2]
@@ -132,7 +131,9 @@ def orthogonal(tensors, padded=None):
             rows, columns = like.shape[1:]
             new = columns**0.5 * new[:, :rows, :columns].to(like.dtype)
             new = (new.mT if flipped else new).contiguous().view(tensors[i].shape)
-            if isinstance(like := tensors[i], DTensor):  # every rank has computed all of it
+            if hasattr(like := tensors[i], "full_tensor"):  # every rank has computed all of it
+                from torch.distributed.tensor import distribute_tensor  # takes a second to load
+
                 new = distribute_tensor(new, like.device_mesh, like.placements, src_data_rank=None)
             out[i] = new
     return out

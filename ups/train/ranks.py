@@ -21,7 +21,6 @@ from accelerate.utils import (
     DistributedType,
     InitProcessGroupKwargs,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ups.config import RunError, UsageError
 from ups.files import lock
@@ -149,6 +148,10 @@ def make_accelerator():
     launched = os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
     if launched and sys.platform == "linux":  # do not outlive the launcher
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # It takes a second to load, which --help need not wait for; but where torch loads it itself,
+    # after a process group has begun, the threads of that group outlive the command.
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
     torch.backends.cudnn.allow_tf32 = False  # exact, but for the steps that choose otherwise
     accelerator = MixedAccelerator(

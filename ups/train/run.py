@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -299,7 +298,7 @@ class Run:
         (`cfg.model`), and `about` (what the data are). Every rank calls."""
         model = self.accelerator.unwrap_model(model)
         tensors = whole(self.accelerator, model.state_dict())
-        kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+        kind = next(kind for kind in type(model).__mro__ if not hasattr(kind, "reshard"))  # FSDP2's
         sizes = {"model": dataclasses.asdict(self.cfg.model)} if hasattr(self.cfg, "model") else {}
         config = {"stage": self.stage, "class": kind.__name__, **sizes, **about,
                   "lineage": self.built_on}
