@@ -22,14 +22,25 @@ import numpy
 import torch
 
 from ups.config import UsageError, check, command, flat, parse
+from ups.data.fields import Fields
+from ups.data.find import NoData
+from ups.data.find import open_data as find_fields
 from ups.eval.ensemble import corrected, member_noise
 from ups.eval.forecasts import PROTOCOLS, begin, in_words, make_forecasts
 from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
 from ups.files import read_json
-from ups.latents import open_tasks
-from ups.stages import inherit, load_class, load_corrector, load_operator
+from ups.latents import TaskLatents
+from ups.stages import (
+    check_dt,
+    facts_of,
+    inherit,
+    load_class,
+    load_corrector,
+    load_operator,
+    own_codec,
+)
 from ups.train.ranks import make_accelerator, on_main
 
 ENSEMBLES = ("diffusion", "consistency")
@@ -38,7 +49,7 @@ ENSEMBLES = ("diffusion", "consistency")
 @dataclasses.dataclass(frozen=True)
 class Config:
     run: str = "runs/burgers1d"  # folder of the run; its stages are found in it
-    data: str = ""               # where the field files are; empty: where the run had them
+    data: tuple[str, ...] = ()   # files or folders with fields, others too; empty: the run's own
     protocol: str = "initial"    # initial: from the first frame; pdebench: ten frames are given
     trajectories: int = 0        # of the test split; 0: all
     members: int = 0             # of an ensemble; 0: as the corrector's stage has it
@@ -78,16 +89,59 @@ def find_stages(run, model=""):
 
 
 def open_data(accelerator, cfg, operator):
-    """The tasks of the operator, their fields beginning where the protocol begins."""
-    places = SimpleNamespace(run=cfg.run, data=cfg.data or operator.settings.data)
-    tasks = open_tasks(accelerator, inherit(places, operator))
+    """Tasks of the operator, with fields that begin where the protocol begins.
+
+    With --data they may be other data than those of the training: all of these are test.
+    """
+    known, run = facts_of(operator), Path(cfg.run)
+    source = inherit(SimpleNamespace(run=cfg.run), operator)
+    source.data = cfg.data or source.data
+    found = on_main(accelerator, find_data, source, bool(cfg.data))
+    codecs = {name: own_codec(run, name, operator) for name in known}
+    tasks = []
+    for fields in found:
+        name = fields.facts.name
+        if len(known) == 1:
+            name, = known
+        if name not in known:
+            raise UsageError(f"{fields.files[0].path}: {cfg.run} knows no {name}; it knows "
+                             f"{', '.join(known)}. Give the data that name in --facts.")
+        if operator.config["lineage"].get(f"data of {name}") != fields.digest:
+            if not cfg.data:
+                raise UsageError(f"{cfg.run}: the data of {name} are not those of the training; "
+                                 "put them back, or give --data to judge the run on these.")
+            fields = as_test(fields, known[name])
+        codec, mark = codecs[name]
+        tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark, fields))
     for task in tasks:
-        for what, mark in (("codec", task.fingerprint), ("data", task.fields.digest)):
-            if operator.config["lineage"].get(f"{what} of {task.name}") != mark:
-                raise UsageError(f"{cfg.run}: the operator was trained with another {what} of "
-                                 f"{task.name} than the one that is there; put that one back.")
+        task.width = max(codec.spec.width for codec, _ in codecs.values())
+        task.params = max(len(facts.params) for facts in known.values())
         task.fields = begin(task.fields, cfg.protocol)
     return tasks
+
+
+def find_data(source, moved):
+    """The fields that a run had, or has now; data are never made."""
+    try:
+        return find_fields(source, make=False)
+    except NoData as error:
+        raise error if moved else NoData(
+            f"{error} Where the data of {source.run} have moved, say where: --data.") from None
+
+
+def as_test(fields, facts):
+    """Other data than those of the training, all of them test, with the facts of the training."""
+    for what in ("channels", "inputs", "axes", "grid", "boundary", "params"):
+        ours, theirs = (getattr(one, what) for one in (facts, fields.facts))
+        if ours != theirs:
+            raise UsageError(f"{fields.files[0].path}: its {what} are {theirs}, those of the "
+                             f"training {ours}; only the same can be judged.")
+    check_dt(fields.facts.dt, facts)
+    fields = Fields(fields.files, fields.stride_x, fields.frames.step, all_test=True)
+    fields.facts = dataclasses.replace(facts, frames=fields.facts.frames)
+    print(f"{facts.name}: {fields.files[0].path} is other data than the training had; all "
+          f"{len(fields)} trajectories are test.")
+    return fields
 
 
 def drawn(operator, stage, members, calls, index, task, seed):
@@ -148,8 +202,9 @@ def main(argv=None):
         stage.model.to(accelerator.device)
 
     # measure
-    results = {task.name: evaluate(accelerator, cfg, task, index, stages)
-               for index, task in enumerate(tasks)}
+    names = list(facts_of(stages["operator"])) if stages else []
+    results = {task.name: evaluate(accelerator, cfg, task, names.index(task.name), stages)
+               for task in tasks}
 
     # write
     about = {
@@ -170,6 +225,7 @@ def main(argv=None):
     pictures = {name: shown for name, (_, shown) in results.items()}
     folder = "evaluation" + "_pdebench" * (cfg.protocol == "pdebench")
     folder += "_partial" * (cfg.trajectories > 0)  # no whole test split
+    folder += "_other_data" * any(task.fields.all_test for task in tasks)
     on_main(accelerator, write_outputs, run / folder, about, pictures)
     accelerator.end_training()
 

@@ -105,6 +105,16 @@ def test_from_arrays_to_a_simulator(case, base, capsys):
     assert p.shape == u[:, 1:].shape
     assert nrmse(p, u[:, 1:]) == pytest.approx(error, rel=1e-3)
 
+    # other data of the same channels: all of them are test
+    if case.name == "kdv":
+        other = np.load(path)
+        np.savez(base / "other.npz", u=-other["u"][:7, ::-1, ::-1], t=other["t"], x=other["x"])
+        evaluate.main(["--run", run, "--data", str(base / "other.npz")])
+        other = base / "runs/kdv/evaluation_other_data/metrics.json"
+        other = json.loads(other.read_text())["tasks"]["kdv"]
+        assert other["trajectories"] == 7 and "mean" not in other["forecasts"]
+        assert other["forecasts"]["operator"]["scores"]["nrmse"]["all"] > 2 * error  # no solutions
+
     # inputs are no output, but matter, and so do parameters
     assert result["channels"] == list(case.channels)
     if case.inputs:

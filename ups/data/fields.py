@@ -53,7 +53,8 @@ class Fields:
         facts = replace(
             facts, grid=tuple(n // stride_x for n in facts.grid), frames=len(self.frames),
             dt=facts.dt * stride_t, first_frame=first,
-            scales=tuple(map(scale_of, self.params(self.split("train")).unbind(1))))
+            scales=tuple(map(scale_of, self.params(
+                self.split("test" if all_test else "train")).unbind(1))))
         self.facts = self._tested(facts)
 
     def _lay_out(self):
