@@ -33,7 +33,6 @@ from ups.eval.outputs import write_outputs
 from ups.files import read_json
 from ups.latents import TaskLatents
 from ups.stages import (
-    check_dt,
     facts_of,
     inherit,
     load_class,
@@ -136,7 +135,9 @@ def as_test(fields, facts):
         if ours != theirs:
             raise UsageError(f"{fields.files[0].path}: its {what} are {theirs}, those of the "
                              f"training {ours}; only the same can be judged.")
-    check_dt(fields.facts.dt, facts)
+    if not math.isclose(fields.facts.dt, facts.dt, rel_tol=1e-4):
+        raise UsageError(f"{fields.files[0].path}: its frames are {fields.facts.dt:g} apart, those "
+                         f"of the training {facts.dt:g}; only the same can be judged.")
     fields = Fields(fields.files, fields.stride_x, fields.frames.step, all_test=True)
     fields.facts = dataclasses.replace(facts, frames=fields.facts.frames)
     print(f"{facts.name}: {fields.files[0].path} is other data than the training had; all "
