@@ -96,7 +96,7 @@ def open_data(accelerator, cfg, operator):
     source = inherit(SimpleNamespace(run=cfg.run), operator)
     source.data = cfg.data or source.data
     found = on_main(accelerator, find_data, source, bool(cfg.data))
-    codecs = {name: own_codec(run, name, operator) for name in known}
+    codecs = {name: own_codec(run, name, operator.config["lineage"]) for name in known}
     tasks = []
     for fields in found:
         name = fields.facts.name
