@@ -162,12 +162,15 @@ def test_a_micro_batch_that_fitted_is_kept_unless_another_is_asked_for(tmp_path,
     shutil.rmtree(stage / "checkpoints" / "step_6")
     (stage / "exit.json").unlink()
     tensors, state = read_checkpoint(stage / "checkpoints" / "step_3")
+    before = state["seconds"]
     state |= {"micro_batch": 3, "oom_splits": 1}  # memory had run out, with so many rows:
     state["config"]["micro_batch"] = given
     write_checkpoint(stage / "checkpoints", 3, tensors, state, keep=3)
     toy.main(argv)
     _, state = read_checkpoint(stage / "checkpoints" / "step_6")
     assert state["micro_batch"] == then and state["oom_splits"] == 1
+    end = json.loads((stage / "exit.json").read_text())
+    assert 0 < before < state["seconds"] < end["seconds"]  # of both launches
 
 
 def test_an_exported_model_knows_its_fingerprint(tmp_path):

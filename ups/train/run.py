@@ -104,6 +104,7 @@ class Run:
         self.cfg, self.stage = cfg, stage
         self.folder = Path(cfg.run) / (f"{stage}.dry_run" if cfg.dry_run else stage)
         self.step = 0                # optimizer steps taken
+        self.seconds = 0.0           # that earlier launches took for them
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started = False
@@ -200,6 +201,7 @@ class Run:
             backward.micro_batch = min(backward.micro_batch or known, known)
         backward.splits += state["oom_splits"]
         self.step = self.sampler.start = state["step"]
+        self.seconds = state["seconds"]
         self.last_saved = self.step
 
     def _newest(self):
@@ -217,7 +219,7 @@ class Run:
 
     def progress(self, loader):
         """The batches from here to the last step, with a progress bar; ends early when stopping."""
-        self.started = True
+        self.started, self.begun = True, time.monotonic()
         show = self.accelerator.is_main_process
         self.bar = tqdm(total=self.cfg.steps, initial=self.step, disable=not show, unit="step",
                         desc=self.stage, dynamic_ncols=True, smoothing=0.05,
@@ -280,8 +282,8 @@ class Run:
         self._check_finite(sum(float(t.sum()) for t in tensors.values()), "sum of all weights")
         ema, best = self.parts["ema"], self.parts["ema"].best_score
         groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
-        state = {"step": self.step, "optimizer": groups, "lineage": self.built_on,
-                 "ema_updates": float(ema.updates),
+        state = {"step": self.step, "seconds": self._elapsed(), "optimizer": groups,
+                 "lineage": self.built_on, "ema_updates": float(ema.updates),
                  "best_score": best if math.isfinite(best) else None,
                  "micro_batch": self.backward.micro_batch if self.backward.splits else 0,
                  "oom_splits": self.backward.splits, "config": flat(self.cfg)}
@@ -383,6 +385,10 @@ class Run:
             print(f"error: {death}; run the same command again.", file=sys.stderr)
             raise PeerFailed(death) from None
 
+    def _elapsed(self):
+        """Seconds since the first step, over all launches that count."""
+        return self.seconds + time.monotonic() - self.begun
+
     def _saved(self):
         last = self.last_saved
         return "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
@@ -394,6 +400,7 @@ class Run:
         with contextlib.suppress(*[OSError] if code == 1 else []):  # the disk is full: why we end
             if mine:
                 write_json(path, {"status": status, "step": self.step, "reason": reason,
-                                  "micro_batch": self.backward.micro_batch})
+                                  "micro_batch": self.backward.micro_batch,
+                                  "seconds": self._elapsed()})
         if self.wandb:
             self.wandb.finish(code)
