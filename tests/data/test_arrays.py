@@ -11,8 +11,7 @@ import yaml
 from ups.config import UsageError
 from ups.data import write_fields
 from ups.data.arrays import open_array, open_folder
-from ups.data.facts import Facts
-from ups.data.said import MEASURED, READ, understand
+from ups.data.facts import MEASURED, READ, Facts, understand
 from ups.data.stores import Unrecognised
 
 N, T, X, Y = 4, 5, 6, 3

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.facts import Facts, check_facts
+from ups.data.facts import Facts, check_facts, read_yaml, understand
 from ups.data.file import File, ends, even_times, natural
-from ups.data.said import read_yaml, understand
 from ups.data.stores import ROLES, SUFFIXES, Unrecognised, contents, opened
 from ups.data.well import SPLITS
 

@@ -1,18 +1,28 @@
 """What is true of a data set: one value that travels with it, into the codec and every model.
 
-A file says what it knows; `Fields` completes it (strides, scales of the parameters, and by tests on
-the data the boundary and the shifts that a file does not mention). Nothing else is ever assumed.
-Models, training and evaluation ask these facts, never for a name.
+A file says what it knows, as attributes or in a YAML; `Fields` completes it (strides, scales of the
+parameters, and by tests on the data the boundary and the shifts that nobody mentions). Nothing else
+is ever assumed. Models, training and evaluation ask these facts, never for a name.
+
+Where people say facts, a list is words separated by blanks (`boundary = "periodic closed"`), groups
+are separated by `;` (`vectors = "vx vy; bx by"`), and a mirror names the channels that change sign
+behind its axis (`mirrors = "x: u; y: v"`). YAML may use its own lists and mappings.
 """
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
+import h5py
+import numpy as np
 import torch
+import yaml
 
 from ups.config import UsageError
 
 BOUNDARIES = ("periodic", "closed")  # closed: a wall, open, outflow; all that is not periodic
+MEASURED = {"grid", "frames", "inputs_vary", "scales"}  # never said, but seen in the data
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,8 @@ class Facts:
 
     def condition(self, params):
         """Raw parameters (n, P) as models want them: float32, scaled."""
-        columns = [torch.as_tensor(column).double() for column in params.unbind(1)]
-        for k, scale in enumerate(self.scales):
-            x = columns[k].log10() if scale.log else columns[k]
-            columns[k] = (x - scale.center) / scale.width
+        columns = [((x.log10() if scale.log else x) - scale.center) / scale.width
+                   for x, scale in zip(params.double().unbind(1), self.scales, strict=True)]
         return torch.stack(columns, 1).float() if columns else torch.zeros(len(params), 0)
 
     def plain(self):
@@ -78,18 +86,19 @@ class Facts:
 
 def from_plain(values):
     """The inverse of `Facts.plain`."""
-    known = {field.name for field in dataclasses.fields(Facts)}
-    values = {key: _tuples(value) for key, value in values.items() if key in known}
-    scales = tuple(Scale(**dict(scale)) for scale in values.pop("scales", ()))
-    return Facts(**values, scales=scales)
+    scales = tuple(Scale(**one) for one in values["scales"])
+    return Facts(**{key: _tuples(value) for key, value in values.items()} | {"scales": scales})
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def scale_of(values):
     """The scale of a parameter, from its values (n,) in training."""
-    values = values.double()
     low, high = values.min().item(), values.max().item()
     log = low > 0 and high >= 10 * low
-    seen = values.log10() if log else values
+    seen = (values.log10() if log else values).double()
     center, width = seen.mean().item(), seen.std(correction=0).item()
     if width <= 1e-9 * max(abs(low), abs(high)):  # one value: others are told in its own units
         width = abs(center) or 1.0
@@ -98,30 +107,134 @@ def scale_of(values):
 
 def check_facts(facts, where):
     """Refuse facts that name what is not there; `where` opens the sentence."""
-    channels = {*facts.channels, *facts.inputs}
+    channels, many = {*facts.channels, *facts.inputs}, len(facts.axes)
     circles = {axis for axis, kind in zip(facts.axes, facts.boundary, strict=False)
                if kind != "closed"}
-    named = {"boundary": (facts.boundary, {*BOUNDARIES, ""}), "shifts": (facts.shifts, circles),
-             "conserved": (facts.conserved, {*facts.channels}),
-             "positive": (facts.positive, channels), "vectors": (sum(facts.vectors, ()), channels),
-             "mirrors": ([axis for axis, _ in facts.mirrors], {*facts.axes, ""}),
-             "mirrors' signs": (sum((odd for _, odd in facts.mirrors), ()), channels)}
-    for fact, (words, known) in named.items():
-        for word in words or ():
-            if word not in known:
-                known = ", ".join(sorted(filter(None, known))) or "nothing here"
-                raise UsageError(f"{where}: {fact} names {word!r}; it may name {known}.")
-    for words in (facts.channels, facts.axes):
-        if not words or len({*words}) < len(words):
-            raise UsageError(f"{where}: channels {facts.channels} and axes {facts.axes}: at least "
-                             "one of each, and no name twice.")
-    if len(facts.boundary) != len(facts.axes):
-        raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} has "
-                         f"{len(facts.boundary)} words for the {len(facts.axes)} axes "
-                         f"{' '.join(facts.axes)}; give one for each axis.")
+    for fact, words, known in (
+            ("boundary", facts.boundary, {*BOUNDARIES, ""}), ("shifts", facts.shifts, circles),
+            ("conserved", facts.conserved, {*facts.channels}),
+            ("positive", facts.positive, channels), ("vectors", sum(facts.vectors, ()), channels),
+            ("mirrors", [axis for axis, _ in facts.mirrors], {*facts.axes, ""}),
+            ("mirrors' signs", sum((odd for _, odd in facts.mirrors), ()), channels)):
+        if unknown := [word for word in words or () if word not in known]:
+            known = ", ".join(sorted(filter(None, known))) or "nothing here"
+            raise UsageError(f"{where}: {fact} names {unknown[0]!r}; it may name {known}.")
+    if not many or not facts.channels or len(channels) < len(facts.channels + facts.inputs):
+        raise UsageError(f"{where}: channels {facts.channels + facts.inputs} and axes "
+                         f"{facts.axes}: at least one of each, and no name twice.")
+    if len(facts.boundary) != many:
+        raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} should have a word for "
+                         f"each of the {many} axes {' '.join(facts.axes)}.")
 
 
-def _tuples(value):
-    if isinstance(value, dict):
-        return {key: _tuples(one) for key, one in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+# facts as files and people say them
+
+def understand(values, where, strict=False):
+    """Split {key: value} into facts and numeric parameters.
+
+    Anything else is passed over in a file, where it may mean anything, and refused with `strict`.
+    """
+    facts, params = {}, {}
+    for key, value in values.items():
+        value = _plain(value)
+        if value is None or key in MEASURED or key.startswith("_"):
+            continue
+        if key in READ:
+            read, example = READ[key]
+            try:
+                facts[key] = read(value)
+            except (TypeError, ValueError, KeyError):
+                raise UsageError(f"{where}: {key} = {value!r} is not understood; write for "
+                                 f"example {key} = {example!r}.") from None
+        elif _numeric(value) and (strict or not isinstance(value, list)):
+            params[key] = np.asarray(value, np.float64)
+        elif strict:
+            near = difflib.get_close_matches(key, READ, n=1, cutoff=0.0)[0]
+            raise UsageError(f"{where}: {key} = {value!r} is neither a fact nor a number; the "
+                             f"nearest fact is {near}.")
+    return facts, params
+
+
+def attributes(facts):
+    """The inverse, for a file: {key: text, number or array} of facts that are said."""
+    say = {"vectors": lambda value: "; ".join(map(" ".join, value)), "domain": np.array,
+           "mirrors": lambda value: "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value)}
+    usual = {tuple: " ".join}
+    return {key: say.get(key, usual.get(type(value), lambda value: value))(value)
+            for key, value in facts.items()
+            if value is not None and not (key == "boundary" and "" in value)}
+
+
+def read_yaml(path, where):
+    """The mapping in a YAML file, whose sentences begin with `where`."""
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{where}: not a readable YAML file "
+                         f"({' '.join(str(error).split())}).") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: expected lines such as `boundary: periodic closed`.")
+    return values
+
+
+def _plain(value):
+    """A value of Python, whatever h5py, numpy or zarr make of it."""
+    if isinstance(value, np.ndarray | np.generic):  # netCDF stores a number as an array of one
+        value = value.item() if value.size == 1 and value.dtype.kind in "fiub" else value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if isinstance(value, h5py.Empty) else value
+
+
+def _numeric(value):
+    """A number, or a list of numbers: one for each sample."""
+    values = value if isinstance(value, list) else [value]
+    return len(values) > 0 and all(type(one) in (int, float) for one in values)
+
+
+def _words(value):
+    return tuple(value.split() if isinstance(value, str) else map(str, value))
+
+
+def _groups(value):
+    if isinstance(value, str):
+        value = [one for one in value.split(";") if one.strip()]
+    elif not any(isinstance(one, list) or " " in one for one in value):
+        value = [value] * (len(value) > 0)  # one vector, as a plain list of its components
+    return tuple(map(_words, value))
+
+
+def _mirrors(value):
+    if isinstance(value, str):
+        value = [one.partition(":")[::2] for one in value.split(";") if one.strip()]
+    return tuple((axis.strip(), _words(odd or "")) for axis, odd in dict(value).items())
+
+
+def _domain(value):
+    ends = np.array(_words(value) if isinstance(value, str) else value, float).reshape(-1, 2)
+    if not np.isfinite(ends).all() or (ends[:, 0] == ends[:, 1]).any():
+        raise ValueError
+    return tuple(map(tuple, ends.tolist()))
+
+
+def _truth(value):
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+        str(value).lower()]
+
+
+def _step(value):
+    if not 0 < float(value) < float("inf"):
+        raise ValueError
+    return float(value)
+
+
+READ = {  # each fact: how it is read, and an example
+    "name": (str, "mine"), "equation": (str, "u_t + u u_x = 0"),
+    "channels": (_words, "u v"), "inputs": (_words, "mask"), "params": (_words, "nu rho"),
+    "axes": (_words, "x y"), "boundary": (_words, "periodic closed"),
+    "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (int, 10),
+    "vectors": (_groups, "vx vy; bx by"), "mirrors": (_mirrors, "x: vx; y: vy"),
+    "conserved": (_words, "u"), "positive": (_words, "u"), "shifts": (_words, "x"),
+    "linear": (_truth, True), "solenoidal": (_truth, True), "steady": (_truth, True)}

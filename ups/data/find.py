@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ups.config import UsageError
 from ups.data.arrays import open_array, open_folder
+from ups.data.facts import read_yaml
 from ups.data.fields import Fields
 from ups.data.pdebench import TASKS, identify, open_pdebench, recognise
-from ups.data.said import read_yaml
 from ups.data.stores import SUFFIXES, Unrecognised, is_zarr
 from ups.data.well import is_well, open_well
 from ups.files import read_json

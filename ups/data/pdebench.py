@@ -23,9 +23,8 @@ import numpy as np
 import yaml
 
 from ups.config import UsageError
-from ups.data.facts import Facts
+from ups.data.facts import Facts, understand
 from ups.data.file import File, ends, even_times
-from ups.data.said import understand
 from ups.data.stores import HDF5, Variable, opened
 
 

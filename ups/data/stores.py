@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from ups.config import UsageError
-from ups.data.said import READ, understand
+from ups.data.facts import READ, understand
 
 HDF5 = (".h5", ".hdf5")
 SUFFIXES = (*HDF5, ".nc", ".nc4", ".mat", ".npy", ".npz", ".zarr")

@@ -15,9 +15,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.data.facts import Facts
+from ups.data.facts import Facts, understand
 from ups.data.file import File, ends, even_times
-from ups.data.said import understand
 from ups.data.stores import HDF5, Unrecognised, Variable, opened
 
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of folders

@@ -1,7 +1,7 @@
 """Write fields as the project's own HDF5, which netCDF-4 readers open too.
 
 One variable for each channel and input over the axes (sample, t, x, ..), which are dimension
-scales; parameters over `sample`; facts as attributes (ups/data/said.py).
+scales; parameters over `sample`; facts as attributes (ups/data/facts.py).
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import numpy as np
 
 from ups.config import DISK, UsageError
 from ups.data.arrays import open_array
+from ups.data.facts import READ, attributes, understand
 from ups.data.file import pieces
 from ups.data.find import find
-from ups.data.said import READ, attributes, understand
 from ups.data.well import SPLITS
 from ups.files import flush, lock
 
