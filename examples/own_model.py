@@ -55,6 +55,7 @@ class Config(RunConfig):
     # data
     stride_x: int = 1           # keep every n-th grid point
     stride_t: int = 1           # keep every n-th frame
+    strides: tuple[int, ...] = (1,)  # frames that a step goes: steps of all these sizes, in turn
     codec: CodecConfig = CodecConfig()
     # model
     init: str = ""              # run whose codec, sizes and weights training begins from
@@ -83,7 +84,7 @@ def operator_loss(model, batch, tasks):
     inputs = inputs if inputs is None else inputs[:, 0]                         # at z0
     start = z0 + task.noise(z0, z1, batch)
     z1_hat = model(start, batch["dt"], batch["cond"], batch["task"], inputs)
-    return task.relative_error(z1_hat, z1) / task.typical_change
+    return task.relative_error(z1_hat, z1) / task.typical_change[batch["stride"]]
 
 
 def draw(batch, cfg):
@@ -103,7 +104,7 @@ def main(argv=None):
         if run.finished:
             return
         # data
-        data = open_latents(run, cfg, "train")       # tasks, windows, fingerprints
+        data = open_latents(run, cfg, "train", strides=cfg.strides)  # tasks, windows, fingerprints
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

@@ -73,7 +73,8 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
 
 
 def test_two_processes_give_the_same_curve(tmp_path, data):
-    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "advection1d", "--noise", "0.05"]
+    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "advection1d", "--noise", "0.05",
+             "--strides", "2", "1"]
     script.main(alone)
     two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
     done = launch(ROOT / "train_operator.py", *two)
@@ -81,6 +82,7 @@ def test_two_processes_give_the_same_curve(tmp_path, data):
     one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
     assert len(one) == len(both) == 12
     assert max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
+    assert all(0.3 < loss < 5 for loss in one[:4])  # of two tasks and strides, at the identity
     a, b = (json.loads((tmp_path / n / "operator" / "test.json").read_text())["tasks"]["burgers1d"]
             for n in ("run", "two"))
     assert a["trajectories"] == b["trajectories"] == 8  # four samples of two files
@@ -146,6 +148,8 @@ def test_moves_have_random_numbers_of_their_own():
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--codec.dtype", "int8"], "--codec.dtype int8"),
     (["--model.input_whitening", "2"], "--model.input_whitening must be between 0 and 1, not 2"),
+    (["--strides", "2"], "--strides 2: 1 must be among them"),
+    (["--strides", "1", "9"], "--strides 9: burgers1d has 9 frames, so it is at most 8"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     if "nu=7" in more[1]:
@@ -268,9 +272,11 @@ def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field()
     """Channels that count 3 to 1: the first moves by 1, then by 3, the second stays."""
     z = torch.tensor([[0.0, 5.0], [1.0, 5.0], [4.0, 5.0]])[None, :, None].expand(1, 3, 7, 2)
     task = task_of(torch.tensor([3.0, 1.0]), z)
-    assert task.typical_change == pytest.approx((1 + 3) / 2 * (3 / 4) ** 0.5)
+    task.strides = 1, 2
+    assert task.typical_change == pytest.approx({1: (1 + 3) / 2 * (3 / 4) ** 0.5,
+                                                 2: 4 * (3 / 4) ** 0.5})
     task = task_of(torch.tensor([3.0, 1.0]), 0 * z)
-    assert task.typical_change == 1.0  # where nothing ever changes
+    assert task.typical_change == {1: 1.0}  # where nothing ever changes
 
 
 def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):

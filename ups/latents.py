@@ -45,6 +45,7 @@ class TaskLatents:
     cache: Cache | None = None
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
+    strides: tuple[int, ...] = (1,)  # frames that a step goes
 
     @property
     def name(self):
@@ -58,29 +59,36 @@ class TaskLatents:
         inhomogeneous = tuple(unit + k for k, axis in enumerate(facts.axes)
                               if facts.periodic[k] and axis not in facts.shifts)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
-                        facts.params, inhomogeneous, self._conserved_directions(), self._change(),
-                        tuple(self.codec.weight.tolist()), spec.inputs)
+                        facts.params, inhomogeneous, self._conserved_directions(),
+                        weight=tuple(self.codec.weight.tolist()), inputs=spec.inputs,
+                        **self._change())
 
     def _change(self):
-        """Root mean square of what a latent channel changes by in a step: (D,)."""
+        """Root mean square of what a latent channel changes by in a step of each stride."""
         if "parent" in self.codec.config:
-            return tuple(self.codec.config["parent"]["change"])
+            return {key: self.codec.config["parent"].get(key, ()) for key in ("change", "dts")}
         if self.cache is None:
-            return ()
-        squares = [square.mean(0) for square in self._changes()]
-        return tuple(torch.stack(squares).mean(0).sqrt().tolist())
+            return {}
+        squares = [torch.stack([square.mean(0) for square in self._changes(stride)]).mean(0)
+                   for stride in self.strides]
+        change = tuple(tuple(square.sqrt().tolist()) for square in squares)
+        return {"change": change, "dts": tuple(n * self.facts.dt for n in self.strides)}
 
     @functools.cached_property
     def typical_change(self):
-        """The error of persistence: norm of the change in a step / norm of the field, mean."""
-        weight = self.codec.weight.double().cpu()
-        steps = torch.cat(list(self._changes())) @ weight / weight.sum()
-        return steps.sqrt().mean().item() or 1.0
+        """{stride: error of persistence}: norm of the change in a step / norm of the field, mean"""
+        weight, found = self.codec.weight.double().cpu(), {}
+        for stride in self.strides:
+            steps = torch.cat(list(self._changes(stride))) @ weight / weight.sum()
+            found[stride] = steps.sqrt().mean().item() or 1.0
+        return found
 
-    def _changes(self, limit=64):
-        """Mean square over the tokens of every change in a step, (T - 1, D) of each trajectory."""
+    def _changes(self, stride, limit=64):
+        """Mean square over the tokens of every change in a step, (T - stride, D) of each
+        trajectory."""
         for z in self.cache.z[0][:limit]:  # one at a time: some are large
-            yield z.float().diff(dim=0).square().mean(1, dtype=torch.float64)
+            z = z.float()
+            yield (z[stride:] - z[:-stride]).square().mean(1, dtype=torch.float64)
 
     def _conserved_directions(self):
         """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).
@@ -216,14 +224,23 @@ class Latents:
                 "fields": [task.fields.about for task in self.tasks]}
 
 
-def open_latents(run, cfg, split, length=1, **codec):
+def open_latents(run, cfg, split, length=1, strides=(1,), **codec):
     """The tasks of `cfg`, and windows of their latents to train on.
 
-    `length` is that of LatentWindows. `codec` may override where a codec is and how it is fitted:
-    `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
+    `length` and `strides` are those of LatentWindows. `codec` may override where a codec is and how
+    it is fitted: `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
     """
+    if 1 not in strides:
+        raise UsageError(f"--strides {' '.join(map(str, strides))}: 1 must be among them; to learn "
+                         "from every n-th frame alone, use --stride_t n.")
+    strides = tuple(sorted(set(strides)))
     tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
-    windows = LatentWindows([task.cache for task in tasks], length)
+    for task in tasks:
+        task.strides, frames = strides, task.facts.frames
+        if strides[-1] >= frames:
+            raise UsageError(f"--strides {strides[-1]}: {task.name} has {frames} frames, so it is "
+                             f"at most {frames - 1}.")
+    windows = LatentWindows([task.cache for task in tasks], length, strides)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
         if size < min(RESIDENT, torch.cuda.mem_get_info(device)[0] / 4):

@@ -75,7 +75,8 @@ def inherit_codec(init, folder, fields, frames):
     print(f"{facts.name}: the codec of {init} loses {torch.cat(errors).mean():.2e} of it (nRMSE of "
           "the val split).")
     parent = {"run": Path(init).resolve().name, "operator": config["fingerprint"], "task": index,
-              "change": config["tasks"][index]["change"]}
+              "change": config["tasks"][index]["change"],
+              "dts": config["tasks"][index].get("dts", ())}
     export_model(folder, codec.state_dict(), codec.config | {"data": fields.digest,
                                                              "parent": parent})
 

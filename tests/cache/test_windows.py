@@ -43,6 +43,25 @@ def test_every_window_is_the_frames_of_one_trajectory(tmp_path, monkeypatch, sha
     assert torch.equal(torch.cat(list(cache.z)).float(), whole)
 
 
+@pytest.mark.parametrize("shard_bytes", [2**28, 2000])
+def test_windows_of_a_stride_hold_every_nth_frame_and_a_batch_is_of_one_stride(
+        tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr(store, "SHARD_BYTES", shard_bytes)
+    cache = build(tmp_path)
+    whole = torch.cat(list(cache.z))
+    windows = LatentWindows([cache], 2, strides=(1, 3, 8))
+    assert windows.lengths == [2, 2, 1]  # of nine frames
+    for chosen, (stride, length) in enumerate([(1, 2), (3, 2), (8, 1)]):
+        starts = starts_of(9 - stride * length).tolist()
+        assert windows.sizes[chosen] == 30 * len(starts)
+        batch = windows.__getitems__([(0, w, (chosen, w)) for w in range(windows.sizes[chosen])])
+        expected = [whole[w // len(starts), starts[w % len(starts)]:][::stride][:length + 1]
+                    for w in range(windows.sizes[chosen])]
+        assert torch.equal(batch["z"], torch.stack(expected))
+        assert batch["dt"].unique().item() == pytest.approx(0.05 * stride)
+        assert batch["stride"] == stride and batch["task"] == 0
+
+
 def test_several_tasks_are_padded_to_the_widest(tmp_path):
     caches = [build(tmp_path, "burgers1d"), build(tmp_path, "advection1d", 2, 3, ("nu", "beta"))]
     windows = LatentWindows(caches, length=4)

@@ -309,6 +309,20 @@ def test_a_step_is_in_units_of_the_typical_change(body):
     assert torch.allclose(moves[1], moves[0] * torch.tensor(change), atol=1e-6)
 
 
+def test_each_stride_has_a_typical_change_of_its_own():
+    """Chosen row by row by the nearest dt; the identity and conserved means hold for all of them"""
+    z, changes = torch.randn(3, 32, 4), ((0.1, 3.0, 0.0, 1.0), (0.2, 5.0, 0.0, 1.5))
+    spec = dataclasses.replace(LINE, change=changes, dts=(0.1, 0.4),
+                               conserved_directions=((1.0, 0.0, 0.0, 0.0),))
+    dt, cond = torch.tensor([0.1, 0.4, 0.05]), torch.zeros(3, 1)
+    assert torch.equal(make("fourier", [spec], started=False)(z, dt, cond), z)
+    ones = dataclasses.replace(spec, change=(), dts=())
+    moves = [make("fourier", [one])(z, dt, cond) - z for one in (ones, spec)]
+    units = torch.tensor(changes)[[0, 1, 0]][:, None]
+    assert torch.allclose(moves[1], moves[0] * units, atol=1e-6)
+    assert moves[1][..., 0].mean(1).abs().max() < 1e-7 < moves[1][..., 1].mean(1).abs().min()
+
+
 @each_body
 def test_every_second_block_has_an_mlp_for_each_task(body):
     """Another task's MLP does not touch a result, its own does; a single task has nothing twice."""

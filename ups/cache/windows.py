@@ -1,9 +1,10 @@
-"""The data set of latent windows: L + 1 consecutive frames of one trajectory.
+"""The data set of latent windows: L + 1 frames of one trajectory, `stride` frames apart.
 
 Frames of a trajectory are neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is
-a matrix of overlapping windows (n * T - L, (L + 1) * N * D): a batch is a choice of its rows, read
-in one call and never copied before. L = min(length, T - 1). Window w of a task is number
-w % len(starts) of trajectory w // len(starts), and `starts` lists early frames more often.
+a table of overlapping windows (n * T - L * stride, L + 1, N * D): a batch is a choice of its rows,
+read in one call and never copied before. L = min(length, (T - 1) // stride). A set is the windows
+of one task and stride, and a batch is of one set. Window w of a set is number w % len(starts) of
+trajectory w // len(starts), and `starts` lists early frames more often.
 """
 
 import math
@@ -18,13 +19,15 @@ EARLY = 8  # times that a trajectory's first frame is listed
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
-    def __init__(self, caches, length):
+    def __init__(self, caches, length, strides=(1,)):
         self.caches, self.device = list(caches), torch.device("cpu")
-        self.lengths = [min(length, cache.shape[1] - 1) for cache in self.caches]
-        self.starts = [starts_of(cache.shape[1] - steps)
-                       for cache, steps in zip(self.caches, self.lengths, strict=True)]
-        self.sizes = [len(cache) * len(starts)
-                      for cache, starts in zip(self.caches, self.starts, strict=True)]
+        self.sets = [(task, stride) for task in range(len(self.caches)) for stride in strides]
+        self.starts, self.sizes, self.lengths = [], [], []
+        for task, stride in self.sets:
+            count, frames = self.caches[task].shape[:2]
+            self.lengths.append(min(length, (frames - 1) // stride))
+            self.starts.append(starts_of(frames - self.lengths[-1] * stride))
+            self.sizes.append(count * len(self.starts[-1]))
         self.width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
         self._lay_out([cache.z for cache in self.caches])
@@ -33,8 +36,8 @@ class LatentWindows(Dataset):
                        for cache in self.caches]
 
     def _lay_out(self, latents):
-        self.views = [[_windows(z, steps) for z in shards]
-                      for shards, steps in zip(latents, self.lengths, strict=True)]
+        self.views = [[_windows(z, steps, stride) for z in latents[task]]
+                      for (task, stride), steps in zip(self.sets, self.lengths, strict=True)]
 
     def __len__(self):
         return sum(self.sizes)
@@ -47,45 +50,48 @@ class LatentWindows(Dataset):
         self.inputs = [x if x is None else x.to(device) for x in self.inputs]
 
     def __getitems__(self, triples):
-        """Triples (step, row, (task, window)) of one global batch, or of a rank's slice of it."""
+        """Triples (step, row, (set, window)) of one global batch, or of a rank's slice of it."""
         steps, rows, pairs = zip(*triples, strict=True)
-        tasks, windows = zip(*pairs, strict=True)
-        task, windows = tasks[0], torch.tensor(windows)
-        starts, cache = self.starts[task], self.caches[task]
+        sets, windows = zip(*pairs, strict=True)
+        chosen, windows = sets[0], torch.tensor(windows)
+        (task, stride), starts = self.sets[chosen], self.starts[chosen]
         trajectory, start = windows // len(starts), starts[windows % len(starts)]
-        z = self._gather(task, trajectory, start)
+        z = self._gather(chosen, trajectory, start)
         trajectory, start, rows = torch.stack([trajectory, start, torch.tensor(rows)]).to(
             self.device, non_blocking=True)
         batch = {} if self.inputs[task] is None else {
-            "inputs": self._inputs(task, trajectory, start)}
+            "inputs": self._inputs(chosen, trajectory, start)}
         return batch | {
             "z": z,
-            "dt": torch.full((len(rows),), cache.dt, device=self.device),
+            "dt": torch.full((len(rows),), stride * self.caches[task].dt, device=self.device),
             "cond": self.conds[task][trajectory],
             "task": task,
+            "stride": stride,
             "step": steps[0],
             "rows": rows,
         }
 
-    def _gather(self, task, trajectory, start):
+    def _gather(self, chosen, trajectory, start):
         """Read windows (B, L + 1, N, D) in the order asked for."""
-        views, (_, frames, tokens, width) = self.views[task], self.caches[task].shape
+        views, cache = self.views[chosen], self.caches[self.sets[chosen][0]]
+        _, frames, tokens, width = cache.shape
         if len(views) == 1:
             rows = (trajectory * frames + start).to(self.device, non_blocking=True)
             z = views[0].index_select(0, rows)
         else:
-            count = len(self.caches[task].z[0])  # trajectories in a shard
+            count = len(cache.z[0])  # trajectories in a shard
             rows = trajectory % count * frames + start
             z = torch.stack([views[shard][row] for shard, row in
                              zip((trajectory // count).tolist(), rows.tolist(), strict=True)])
         return _pad(z.view(len(z), -1, tokens, width).float(), self.width)
 
-    def _inputs(self, task, trajectory, start):
+    def _inputs(self, chosen, trajectory, start):
         """Input tokens (B, L, N, E) at the beginning of each step of the windows."""
-        given, steps = self.inputs[task], self.lengths[task]
+        (task, stride), steps = self.sets[chosen], self.lengths[chosen]
+        given = self.inputs[task]
         if given.shape[1] == 1:  # they do not vary in time
             return given[trajectory].expand(-1, steps, -1, -1)
-        frames = start[:, None] + torch.arange(steps, device=start.device)
+        frames = start[:, None] + stride * torch.arange(steps, device=start.device)
         return given[trajectory[:, None], frames]
 
 
@@ -103,10 +109,13 @@ def whole_batch(batch):
     return batch
 
 
-def _windows(z, steps):
-    """A shard (n, T, N, D) as the matrix of its windows."""
+def _windows(z, steps, stride):
+    """A shard (n, T, N, D) as the table of its windows."""
     size = z.shape[2] * z.shape[3]
-    return z.as_strided((len(z) * z.shape[1] - steps, (steps + 1) * size), (size, 1))
+    rows = len(z) * z.shape[1] - steps * stride
+    if stride == 1:  # contiguous rows are copied a little faster
+        return z.as_strided((rows, (steps + 1) * size), (size, 1))
+    return z.as_strided((rows, steps + 1, size), (size, stride * size, 1))
 
 
 def _pad(x, width):

@@ -34,7 +34,8 @@ class TaskSpec:
     params: tuple[str, ...] = ()  # names of the PDE parameters, in the order of `cond`
     inhomogeneous: tuple[int, ...] = ()  # periodic axes along which the equation varies
     conserved_directions: tuple[tuple[float, ...], ...] = ()  # w (D,): the mean of w . z is fixed
-    change: tuple[float, ...] = ()  # (D,) root mean square of z1 - z0; empty: ones
+    change: tuple = ()            # (D,) root mean square of z1 - z0, or one for each of `dts`
+    dts: tuple[float, ...] = ()   # sizes of the steps that are learned; empty: any
     weight: tuple[float, ...] = ()  # (D,) what a channel counts in the field; empty: ones
     inputs: int = 0               # E, values of a token of the channels that are given
 
@@ -42,11 +43,11 @@ class TaskSpec:
 class LatentOperator(nn.Module):
     """z1_hat = z0 + scale * update; channels beyond the task's own width are passed on unchanged.
 
-    The scale is the typical change in a step, so that one learning rate fits slow and fast tasks,
-    and of several tasks in one model none drowns the others. Conserved means are kept exactly: half
-    of the error of a long roll-out of Burgers' equation was the drift of its mean. Latents go in
-    half whitened: the last components, made as large as the first, have the longest tails, at a
-    front of thirty deviations, and drown what is smooth.
+    The scale is the typical change in a step of this dt, so that one learning rate fits slow and
+    fast tasks, and of several tasks or strides in one model none drowns the others. Conserved means
+    are kept exactly: half of the error of a long roll-out of Burgers' equation was the drift of its
+    mean. Latents go in half whitened: the last components, made as large as the first, have the
+    longest tails, at a front of thirty deviations, and drown what is smooth.
     """
 
     def __init__(self, config, tasks):
@@ -61,8 +62,10 @@ class LatentOperator(nn.Module):
             root = root ** ((1 - config.input_whitening) / 2)
             scale = F.pad(root / root.square().mean().sqrt(), (0, self.width - task.width))
             self.register_buffer(f"input_scale{index}", scale.float(), persistent=False)
-            change = torch.tensor(task.change or ones)
-            self.register_buffer(f"scale{index}", change, persistent=False)
+            change = torch.tensor(task.change or ones).view(-1, task.width)
+            self.register_buffer(f"scale{index}", change, persistent=False)  # (strides, D)
+            log_dts = torch.tensor(task.dts).log10()
+            self.register_buffer(f"log_dts{index}", log_dts, persistent=False)
 
     def forward(self, z0, dt, cond, task=0, inputs=None, modulation=None):
         """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)
@@ -72,7 +75,11 @@ class LatentOperator(nn.Module):
         width = self.tasks[task].width
         x, log_dt = z0 * self.get_buffer(f"input_scale{task}"), torch.log10(dt)[:, None]
         update = self.body(x, log_dt, cond, task, inputs, modulation)[..., :width]
-        change = self.conserve(self.get_buffer(f"scale{task}") * update, task)
+        scale = self.get_buffer(f"scale{task}")
+        if len(scale) > 1:
+            nearest = (log_dt - self.get_buffer(f"log_dts{task}")).abs().argmin(1)
+            scale = scale[nearest][:, None]                                     # (B, 1, D)
+        change = self.conserve(scale * update, task)
         return z0 + F.pad(change, (0, self.width - width))
 
     def modulate(self, dt, cond, task=0):

@@ -54,7 +54,7 @@ REPEATS = 5  # seconds in which one more Ctrl-C is the same request
 
 
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
-          "stride_t start_every correct_every val_trajectories")
+          "stride_t strides start_every correct_every val_trajectories")
 LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
     "micro_batch": (0, math.inf), "workers": (0, math.inf), "lr": (1e-12, math.inf),
     "weight_decay": (0, 1), "warmup": (0, math.inf), "grad_clip": (1e-9, math.inf),
