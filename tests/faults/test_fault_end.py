@@ -44,11 +44,22 @@ def test_the_same_request_twice(tmp_path, monkeypatch, number):
     assert saved(tmp_path / "micro0") == [5, 3]
 
 
-def test_a_second_control_c_says_what_is_lost(tmp_path, monkeypatch):
+@pytest.mark.parametrize("first, second", [(signal.SIGTERM, signal.SIGINT),
+                                           (signal.SIGINT, signal.SIGTERM)])  # by a launcher
+def test_a_second_control_c_says_what_is_lost(tmp_path, monkeypatch, first, second):
+    """It too comes several times, and some of it while the end is written."""
+    def interrupted(path, value, real=run.write_json):
+        if path.name == "exit.json":
+            monkeypatch.setattr(run, "REPEATS", 60)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+        real(path, value)
+
     monkeypatch.setattr(run, "REPEATS", -1)
+    monkeypatch.setattr(run, "write_json", interrupted)
     text = "stopped at once at step 5; the last checkpoint is step 3"
     with pytest.raises(KeyboardInterrupt, match=text):
-        train(tmp_path, monkeypatch, [signal.SIGTERM, signal.SIGINT])
+        train(tmp_path, monkeypatch, [first, second])
     assert ending(tmp_path / "micro0")["reason"] == text
     assert saved(tmp_path / "micro0") == [3]
 

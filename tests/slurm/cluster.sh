@@ -30,7 +30,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu
-ReturnToService=2
+ReturnToService=1
 KillWait=10
 SchedulerParameters=batch_sched_delay=1,sched_interval=5
 NodeName=n[1-3] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[$((port + 1))-$((port + 3))] CPUs=1 Gres=gpu:1

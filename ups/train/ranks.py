@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from datetime import timedelta
 
 import torch
@@ -152,6 +153,7 @@ def make_accelerator():
     # after a process group has begun, the threads of that group outlive the command.
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)  # torch's new name
     torch.backends.cudnn.deterministic = True  # else gradients of convolutions differ by chance
     torch.backends.cudnn.allow_tf32 = False  # exact, but for the steps that choose otherwise
     accelerator = MixedAccelerator(

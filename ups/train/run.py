@@ -50,7 +50,7 @@ from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, no
 from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.tracking import Metrics, WandB
 
-REPEATS = 5  # seconds in which one more Ctrl-C is the same request
+REPEATS = 5  # seconds in which one more signal is the same request
 
 
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
@@ -316,14 +316,17 @@ class Run:
     def _signals(self):
         """SIGTERM, SIGUSR1 (Slurm), SIGHUP, Ctrl-C: only set a flag; the next step agrees on it.
 
-        Terminal, launcher and shell may each send it. Ctrl-C seconds later means: at once.
+        Terminal, launcher and shell may each send it. A second Ctrl-C, seconds later, means: at
+        once; a launcher passes that one on as SIGTERM.
         """
-        asked = []
+        requests = []
 
         def ask(number, frame):
-            asked.append(time.monotonic())
+            if requests and time.monotonic() - requests[-1][1] <= REPEATS:
+                return
+            requests.append((number, time.monotonic()))
             self.stop_requested = True
-            if number == signal.SIGINT and asked[-1] - asked[0] > REPEATS:
+            if len(requests) > 1 and signal.SIGINT in (requests[0][0], number):
                 raise KeyboardInterrupt
 
         numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
@@ -332,7 +335,7 @@ class Run:
         try:
             yield
         finally:
-            if not self.stopping:  # else the same request may come once more, up to the last line
+            if not (self.stopping or self.stop_requested):  # else it may come again, to the end
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
