@@ -30,6 +30,7 @@ from ups.eval.forecasts import PROTOCOLS, begin, in_words, make_forecasts
 from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.outputs import write_outputs
+from ups.eval.plans import plan_rows
 from ups.files import read_json
 from ups.latents import TaskLatents
 from ups.stages import (
@@ -111,7 +112,8 @@ def open_data(accelerator, cfg, operator):
                                  "put them back, or give --data to judge the run on these.")
             fields = as_test(fields, known[name])
         codec, mark = codecs[name]
-        tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark, fields))
+        tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark, fields,
+                                 plans=operator.plans(name)))
     for task in tasks:
         task.width = max(codec.spec.width for codec, _ in codecs.values())
         task.params = max(len(facts.params) for facts in known.values())
@@ -169,12 +171,13 @@ def evaluate(accelerator, cfg, task, index, stages):
     tables, milliseconds = measure(accelerator, task, forecasts, test,
                                    members=max(sizes.values(), default=1), title=task.name)
     spec, truth = task.fields.facts, tables.pop("truth")
+    plans = plan_rows(accelerator, task, index, operator, test)
     result = {
         "pde": spec.equation, "protocol": in_words(spec, cfg.protocol),
         "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
         "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
         "spectrum_leads": spectrum_leads(spec.frames),
-        "spectrum": truth["spectrum"].mean(0).tolist(),
+        "spectrum": truth["spectrum"].mean(0).tolist(), "plans": plans,
         "forecasts": {
             name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
             | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)

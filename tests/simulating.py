@@ -24,7 +24,7 @@ def two_tasks(base, _):
     make("burgers1d", out=folder / "data", samples=20, grid=32, frames=9, nu=[0.01, 0.1])
     make("advection1d", out=folder / "data", samples=20, grid=16, frames=7)
     train_operator.main([*_places(folder), *OPERATOR, "--tasks", "burgers1d", "advection1d",
-                         "--steps", "8"])  # four for each, so that conditions count
+                         "--strides", "1", "2", "4", "--steps", "24"])  # four for each set
     return folder / "run"
 
 

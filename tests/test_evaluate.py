@@ -66,6 +66,9 @@ def test_numbers_are_those_that_the_stages_reported(base):
             low, high = score["interval"]
             assert low <= score["all"] <= high and len(score["by_lead"]) == result["steps"]
         assert ours["one_step"]["scores"]["nrmse"]["all"] == pytest.approx(theirs["nrmse_1"], 1e-4)
+        plan, = result["plans"]
+        assert plan["longest"] == 1 and min(plan["seconds_last"], plan["seconds_all"]) > 0
+        assert plan["nrmse_all"] == pytest.approx(theirs["nrmse_rollout"]["operator"], rel=1e-4)
         if result["conserved"]:
             assert ours["operator"]["scores"]["drift"]["all"] == pytest.approx(
                 theirs["conservation_drift"], rel=1e-3, abs=1e-6)

@@ -89,6 +89,41 @@ def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeyp
         sim)
 
 
+def test_frames_of_any_plan_are_those_of_its_steps_one_by_one(sim, start):
+    task, model, u = sim.tasks["burgers1d"], sim.operator.model, torch.from_numpy(start)
+    ask = dict(params={"nu": 0.1}, task="burgers1d")
+    cond = task.condition(torch.full((3, 1), 0.1))
+    for stride, ways in ((1, {5: (1, 1, 1, 1, 1), 7: (1,) * 7}), (2, {5: (2, 2, 1), 6: (2, 2, 2)}),
+                         (4, {3: (2, 1), 4: (4,), 7: (4, 2, 1), 8: (4, 4)})):
+        whole = sim.rollout(u, 8, stride=stride, **ask)
+        for lead, steps in ways.items():
+            z = task.encode(u)
+            for n in steps:
+                z = model(z, torch.full((3,), 0.25 * n), cond)
+            expected = task.decode(z)
+            assert torch.allclose(whole[:, lead - 1], expected, atol=1e-5)
+            alone = sim.rollout(u, times=[0.25 * lead], stride=stride, **ask)
+            assert torch.allclose(alone[:, 0], expected, atol=1e-5)
+    assert (whole - sim.rollout(u, 8, stride=1, **ask)).abs().max() > 1e-4
+
+
+def test_the_cheapest_plan_that_is_accurate_enough_is_taken(copy, start):
+    """As validation measured them; frame 8 costs eight steps of 1, four of 2 or two of 4."""
+    path = copy / "operator" / "choices.json"
+    told = json.loads(path.read_text())["burgers1d"]["plans"]
+    assert list(told) == ["1", "2", "4"] and {len(errors) for errors in told.values()} == {8}
+    errors = {1: [0.01] * 8, 2: [0.02] * 8, 4: [0.03] * 7 + [0.005]}
+    path.write_text(json.dumps({"burgers1d": {"plans": errors}}))
+    sim, ask = Simulator.load(copy, "cpu"), dict(params={"nu": 0.1}, task="burgers1d")
+    for accuracy, time, stride in ((None, 1.0, 1), (None, 2.0, 4), (0.01, 1.0, 1), (0.02, 1.0, 2),
+                                   (0.05, 1.0, 4), (0.05, 0.25, 1), (0.05, 5.0, 4)):
+        got = sim.rollout(start, times=[time], accuracy=accuracy, **ask)
+        assert np.array_equal(got, sim.rollout(start, times=[time], stride=stride, **ask))
+    path.unlink()
+    with pytest.raises(UsageError, match="has no operator/choices.json"):
+        Simulator.load(copy, "cpu").rollout(start, 2, accuracy=0.1, **ask)
+
+
 def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start, recwarn):
     one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
     rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
@@ -185,11 +220,11 @@ def test_many_rows_go_through_in_batches(sim, tmp_path, kind):
 def test_a_batch_that_does_not_fit_is_halved(sim, start, monkeypatch):
     predict, sizes = sim._predict, []
 
-    def small(index, leads, u, *rest):
+    def small(index, leads, longest, u, *rest):
         sizes.append(len(u))
         if len(u) > 1:
             raise torch.OutOfMemoryError("out of memory")
-        return predict(index, leads, u, *rest)
+        return predict(index, leads, longest, u, *rest)
 
     monkeypatch.setattr(sim, "_predict", small)
     got = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
@@ -241,6 +276,9 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(members="3"), "members='3'"),
     (dict(seed=None), "seed=None"),
     (dict(dt=0.1), "dt=0.1: burgers1d was trained on steps of 0.25"),
+    (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
+    (dict(stride=2, accuracy=0.1), "give accuracy= or stride=, not both"),
+    (dict(accuracy=1e-9), "accuracy=1e-09: no way to these frames is so accurate; the best has"),
     (dict(members=0), "at least 1"),
 ])
 def test_wrong_use_is_one_sentence(sim, start, change, words):

@@ -45,7 +45,8 @@ class TaskLatents:
     cache: Cache | None = None
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
-    strides: tuple[int, ...] = (1,)  # frames that a step goes
+    strides: tuple[int, ...] = (1,)  # frames that a step goes, in training
+    plans: dict = dataclasses.field(default_factory=lambda: {1: []})  # as of choose_plan
 
     @property
     def name(self):

@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 from ups.config import Parser, UsageError, command
 from ups.eval.ensemble import corrected, member_noise
-from ups.eval.forecasts import inputs_at
 from ups.files import read_json, write_json, written
 from ups.latents import TaskLatents
 from ups.models.precision import products
+from ups.rollout import choose_plan, plan_error, roll_out, within
 from ups.stages import (
     facts_of,
     finished,
@@ -43,7 +43,7 @@ from ups.stages import (
 from ups.train.run import RunConfig
 from ups.train.step import CudaGraphed, is_out_of_memory
 
-FILES = ("model/*", "exit.json", "test.json", "*.png")  # of a stage, that are exported
+FILES = ("model/*", "exit.json", "test.json", "choices.json", "*.png")  # that are exported
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
 TOKENS = {"cpu": 2**14, "cuda": 2**19}  # of all rows that go through together
 
@@ -67,24 +67,29 @@ class Simulator:
         self.tasks, known = {}, facts_of(self.operator)
         for name, facts in known.items():
             codec, mark = own_codec(run, name, self.operator.config["lineage"])
-            self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark)
+            self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark,
+                                           plans=self.operator.plans(name))
         for task in self.tasks.values():
             task.width = max(t.codec.spec.width for t in self.tasks.values())
             task.params = max(len(facts.params) for facts in known.values())
         self.graphs, self.static = None, {}
         if compile and self.device.type == "cuda":
             self.operator.model.compile(dynamic=False)
-            self.graphs = CudaGraphed(lambda key: self._predict(*key[:2], *self.static[key]))
+            self.graphs = CudaGraphed(lambda key: self._predict(*key[:3], *self.static[key]))
         return self
 
-    def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, task=None, dt=None,
-                members=None, seed=0, grad=False, batch=None, out=None):
+    def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, accuracy=None,
+                stride=None, task=None, dt=None, members=None, seed=0, grad=False, batch=None,
+                out=None):
         """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
         inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
                  the beginning of each step; or all in one array (B, E, *grid), (B, T, E, *grid)
         times    after u0, ascending: multiples of the dt of the training data
+        accuracy the nRMSE, mean of these frames, that the cheapest way there may have; without it
+                 the most accurate way is taken, both as measured on the validation split
+        stride   the longest step in frames, one of those of training: instead of a choice
         task     its name, where the run has several
         dt       size of a step; only that of the training data is allowed
         members  how many to draw from the student, or else the diffusion corrector, of the run
@@ -101,6 +106,7 @@ class Simulator:
             raise UsageError(f"dt={dt:g}: {task.name} was trained on steps of {task.facts.dt:g}; "
                              "finer frames are another --stride_t, other steps another training.")
         leads = _leads(steps, times, task.facts)
+        longest = _plan(task.plans, leads, accuracy, stride)
         for name, value, least in (("members", members, 1), ("batch", batch, 1), ("seed", seed, 0)):
             if not isinstance(value, numbers.Integral) and (value is not None or name == "seed"):
                 raise UsageError(f"{name}={value!r}: it is a whole number.")
@@ -113,7 +119,7 @@ class Simulator:
                 raise UsageError("grad=True keeps every step in memory: leave members, batch and "
                                  "out out.")
             with products("highest"):
-                return self._predict(index, leads, *self._here(rows)).to(u.device)
+                return self._predict(index, leads, longest, *self._here(rows)).to(u.device)
         if members and leads[-1] > self.corrector.model.leads(index):
             known = self.corrector.model.leads(index)
             warnings.warn(f"members were learned for up to {known} steps; later ones are drawn as "
@@ -133,7 +139,7 @@ class Simulator:
                         trajectories = range(len(u))[chosen]
                         frames = self._draw(index, leads, *part, members, seed, trajectories)
                     else:
-                        frames = self._replay(index, leads, size, part)
+                        frames = self._replay((index, leads, longest, size), part)
                 except Exception as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
@@ -148,28 +154,22 @@ class Simulator:
     def _here(self, rows):
         return [x if x is None else x.to(self.device, torch.float32) for x in rows]
 
-    def _predict(self, index, leads, u, cond, given):
-        """The frames (B, T, C, *grid) at the steps `leads`."""
-        task, model = list(self.tasks.values())[index], self.operator.model
+    def _predict(self, index, leads, longest, u, cond, given):
+        """The frames (B, T, C, *grid) at the steps `leads`, by the plan `longest`."""
+        task = list(self.tasks.values())[index]
         z, dt, tokens = self._begin(task, u, given)
-        once = {}  # what no step changes
-        if hasattr(model, "modulate"):
-            once["modulation"] = model.modulate(dt, cond, index)
-        frames = []
-        for k in range(leads[-1]):
-            z = model(z, dt, cond, index, inputs_at(tokens, k), **once)
-            if k + 1 in leads:
-                frames.append(task.decode(z))
-        return torch.stack(frames, 1)
+        frames = {lead: task.decode(z) for lead, z in roll_out(
+            self.operator.model, z, dt, cond, index, leads, within(task.plans, longest), tokens)}
+        return torch.stack([frames[lead] for lead in leads], 1)
 
-    def _replay(self, index, leads, size, part):
+    def _replay(self, key, part):
         """`_predict`, with `compile` as a CUDA graph of batches of `size` rows."""
         if self.graphs is None:
-            return self._predict(index, leads, *part)
-        rows = len(part[0])
+            return self._predict(*key[:3], *part)
+        rows, size = len(part[0]), key[3]
         fill = torch.arange(size, device=self.device).clamp(max=rows - 1)  # the last batch
         part = [x if x is None else x[fill] for x in part]
-        key = index, leads, size, part[2] is not None and part[2].shape
+        key += (part[2] is not None and part[2].shape,)
         for x, static in zip(part, self.static.setdefault(key, part), strict=True):
             if x is not None:
                 static.copy_(x)
@@ -233,6 +233,24 @@ def _leads(steps, times, facts):
     if not leads or leads != sorted(set(leads)):
         raise UsageError("times are one or more, in ascending order.")
     return tuple(leads)
+
+
+def _plan(plans, leads, accuracy, stride):
+    """The longest stride to take: ups/rollout.py."""
+    if stride not in (None, *plans):
+        raise UsageError(f"stride={stride!r}: this run has learned steps of "
+                         f"{', '.join(map(str, plans))} frames.")
+    if None not in (accuracy, stride):
+        raise UsageError("give accuracy= or stride=, not both.")
+    if accuracy is not None and not all(plans.values()):
+        raise UsageError("accuracy= needs the errors of validation, and the run has no "
+                         "operator/choices.json with them; leave accuracy out.")
+    longest = stride or choose_plan(plans, leads, accuracy)
+    if longest is None:
+        best = min(plan_error(known, leads) for known in plans.values())
+        raise UsageError(f"accuracy={accuracy:g}: no way to these frames is so accurate; the best "
+                         f"has {best:.2g} on the validation split.")
+    return longest
 
 
 @contextlib.contextmanager

@@ -35,6 +35,12 @@ class Loaded:
     config: dict               # model/config.json: sizes, tasks, lineage
     settings: SimpleNamespace  # the stage's own configuration: tasks, strides, codec, ...
     mark: str                  # fingerprint
+    choices: dict              # what it chose on validation: choices.json
+
+    def plans(self, name):
+        """{longest stride: validation errors by frame}: how roll-outs of a task may go."""
+        known = self.choices.get(name, {}).get("plans", {})
+        return {n: known.get(str(n), []) for n in getattr(self.settings, "strides", [1])}
 
 
 def load_operator(run, model=None):
@@ -164,4 +170,5 @@ def load_stage(run, stage, build):
     if not vars(settings):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
     mark = config["fingerprint"]
-    return Loaded(model.eval().requires_grad_(False), config, settings, mark)
+    return Loaded(model.eval().requires_grad_(False), config, settings, mark,
+                  read_json(folder / "choices.json"))

@@ -10,6 +10,7 @@ from ups.data.fields import Fields
 from ups.eval.forecasts import make_forecasts
 from ups.eval.measure import best_median_worst, measure, show
 from ups.eval.metrics import DRIFT, NRMSE
+from ups.eval.plans import choose
 from ups.eval.plots import draw_codec, draw_rollouts, picture
 from ups.models.codec import compare_at, truncate
 
@@ -47,7 +48,9 @@ def validate(run, model, tasks):
 
 
 def test_operator(run, model, tasks):
-    """Roll out every task from the first frame of its test trajectories."""
+    """Roll out every task from the first frame of its test trajectories, by the plan that the
+    validation split chooses."""
+    choose(run, model, tasks)
     results = {}
     for index, task in enumerate(tasks):
         test = task.fields.split("test")

@@ -10,12 +10,14 @@ lead 1, 2, .. its members (B, M, C, *grid) in physical units; one member where i
 """
 
 import functools
+import itertools
 from types import SimpleNamespace
 
 import torch
 
 from ups.config import UsageError
 from ups.data.fields import Fields
+from ups.rollout import choose_plan, inputs_at, roll_out, within
 
 LABELS = {"operator": "operator", "diffusion": "+ corrector", "consistency": "+ student",
           "steady": "steady prior", "steady_mean": "its mean alone", "law": "mean by the law",
@@ -34,12 +36,17 @@ def make_forecasts(task, index, operator):
     """Forecasts by name, without ensembles: those are made where they are drawn."""
     facts = task.fields.facts
     shifts = [axis in (facts.shifts or ()) for axis in facts.axes]
+    best = choose_plan(task.plans, range(1, facts.frames))
 
-    def rolled_out(z, dt, cond, inputs, steps, parts=1):
-        for k in range(steps):
-            for _ in range(parts):
-                z = operator(z, dt / parts, cond, index, inputs_at(inputs, k))
-            yield task.decode(z[:, None])
+    def rolled_out(z0, dt, cond, inputs, steps, longest=best):
+        return planned(task, index, operator, longest, z0, dt, cond, inputs, steps)
+
+    def halved(s):
+        inputs = s.inputs
+        if inputs is not None and inputs.shape[1] > 1:
+            inputs = inputs.repeat_interleave(2, 1)
+        fine = rolled_out(s.z0, s.dt / 2, s.cond, inputs, 2 * s.steps, 1)
+        return itertools.islice(fine, 1, None, 2)
 
     def shifted(s):
         axes = list(range(-len(facts.grid), 0))
@@ -65,8 +72,20 @@ def make_forecasts(task, index, operator):
     if any(shifts):
         forecasts["shifted"] = shifted
     if facts.frames > 2:
-        forecasts["halved"] = lambda s: rolled_out(s.z0, s.dt, s.cond, s.inputs, s.steps, 2)
+        forecasts["halved"] = halved
     return forecasts
+
+
+def planned(task, index, operator, longest, z0, dt, cond, inputs, steps):
+    """Fields (B, 1, C, *grid) of frame 1, 2, .. by the plan `longest`: ups/rollout.py."""
+    leads, waiting = iter(range(1, steps + 1)), {}
+    lead = next(leads)
+    for frame, z in roll_out(operator, z0, dt, cond, index, range(1, steps + 1),
+                             within(task.plans, longest), inputs):
+        waiting[frame] = z
+        while lead in waiting:
+            yield task.decode(waiting.pop(lead)[:, None])
+            lead = next(leads, None)
 
 
 def yardsticks(task):
@@ -98,11 +117,6 @@ def start(task, chosen, test, device):
         u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
         inputs=task.inputs(chosen), dt=torch.full((len(u),), task.fields.facts.dt, device=device))
-
-
-def inputs_at(inputs, frame):
-    """Input tokens (B, N, E) from which a step starts: those of its frame, or the one for all."""
-    return None if inputs is None else inputs[:, frame if inputs.shape[1] > 1 else 0]
 
 
 def begin(fields, protocol):
