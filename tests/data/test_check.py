@@ -9,8 +9,8 @@ import torch
 
 from ups.config import UsageError
 from ups.data import check
+from ups.data.check import COPIES, Averages, divergence, mirror_doubt, nonlinear, shift_doubt
 from ups.data.facts import Facts
-from ups.data.moments import COPIES, divergence, mirror_doubt, moments, nonlinear, shift_doubt
 
 X = np.arange(64) / 64
 
@@ -60,8 +60,8 @@ class Data:
         return self.values[rows]
 
 
-def of(pieces):
-    return moments(tuple(f"u{c}" for c in range(pieces[0].shape[2])), pieces)
+def of(u):
+    return Averages(tuple(f"u{c}" for c in range(u.shape[2])), u)
 
 
 def refused(words, *data, **facts):
@@ -74,17 +74,17 @@ def test_homogeneous_fields_may_be_shifted_and_a_mean_profile_is_found():
     """At most 2 % of homogeneous fields are refused; ten percent of their spread are found."""
     refusals = []
     for seed in range(40):
-        chance, _, _ = shift_doubt(of([waves(16, seed)]), 0)
+        chance, _, _ = shift_doubt(of(waves(16, seed)), 0)
         refusals.append(chance <= check.UNLIKELY)
     assert sum(refusals) <= 4  # 0.8 expected
     for seed in range(3):
         u = waves(64, seed)
         profile = 0.2 * np.sin(8 * np.pi * X)
-        chance, share, _ = shift_doubt(of([u[:40], u[40:]]), 0)
+        chance, share, _ = shift_doubt(of(u), 0)
         assert chance > 0.01
-        chance, share, _ = shift_doubt(of([(u + profile)[:40], (u + profile)[40:]]), 0)
+        chance, share, _ = shift_doubt(of(u + profile), 0)
         assert chance == 1 / (COPIES + 1) and 0.12 < share < 0.28
-        chance, share, _ = shift_doubt(of([u * (1 + profile)]), 0)  # the variance alone
+        chance, share, _ = shift_doubt(of(u * (1 + profile)), 0)  # the variance alone
         assert chance < 0.01
 
 
@@ -105,14 +105,14 @@ def test_speed_that_depends_on_the_place_is_seen_in_the_changes():
     phase = random.uniform(0, 2 * np.pi, (32, 1, 1, 1))
     time = np.arange(6)[:, None, None] * (1 + 0.5 * np.sin(2 * np.pi * X))
     u = np.sin(2 * np.pi * 3 * X + phase - 0.3 * time)
-    assert shift_doubt(of([u]), 0)[0] == 1 / (COPIES + 1)
+    assert shift_doubt(of(u), 0)[0] == 1 / (COPIES + 1)
 
 
 @pytest.mark.parametrize("axis, odd, speed, possible", [
     (0, [], 1.0, False), (0, ["u0"], 1.0, False), (None, ["u0"], 1.0, True), (0, [], 0.0, True)])
 def test_mirrors_of_moving_waves(axis, odd, speed, possible):
     """Gaussian waves that move to the right are, mirrored, waves that move to the left."""
-    chance, share, channel = mirror_doubt(of([waves(40, speed=speed)]), axis, odd)
+    chance, share, channel = mirror_doubt(of(waves(40, speed=speed)), axis, odd)
     assert (chance > 0.02) == possible and channel == "u0"
     if not possible:
         assert chance == 1 / (COPIES + 1) and share > 0.8
@@ -121,7 +121,7 @@ def test_mirrors_of_moving_waves(axis, odd, speed, possible):
 def test_coupled_channels_must_change_sign_together():
     u = waves(40, speed=0.0, channels=2)
     u[:, :, 1] += np.gradient(u[:, :, 0], axis=-1) * 3  # odd in x
-    seen = of([u])
+    seen = of(u)
     assert mirror_doubt(seen, 0, ["u1"])[0] > 0.02
     assert mirror_doubt(seen, None, ["u0", "u1"])[0] > 0.02
     for odd in ([], ["u0", "u1"]):
@@ -130,9 +130,9 @@ def test_coupled_channels_must_change_sign_together():
 
 def test_a_flat_or_symmetric_field_has_no_side():
     u = np.tile(np.cos(2 * np.pi * (X + 1 / 128)), (10, 3, 1, 1))
-    assert mirror_doubt(of([u]), 0, [])[0] == 1
-    assert mirror_doubt(of([0 * u]), None, ["u0"])[0] == 1
-    assert shift_doubt(of([0 * u]), 0)[0] == 1
+    assert mirror_doubt(of(u), 0, [])[0] == 1
+    assert mirror_doubt(of(0 * u), None, ["u0"])[0] == 1
+    assert shift_doubt(of(0 * u), 0)[0] == 1
 
 
 def test_linear_maps_and_others():

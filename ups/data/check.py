@@ -1,4 +1,10 @@
-"""Facts are checked on the data before any training; some are proposed, none is assumed."""
+"""Facts are checked on the data before any training; some are proposed, none is assumed.
+
+That a shift or a mirror image of a solution is a solution is tested by Monte-Carlo (Fisher, 1935).
+Where it is true, doing it at random to each of n trajectories changes no statistic of them all. So
+those of the data, |sum of x|^2 / sum of |x|^2 of many averages x of a trajectory, must not stand
+out among those of `COPIES` such copies.
+"""
 
 import copy
 import itertools
@@ -8,17 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.moments import (
-    COPIES,
-    LEAST,
-    divergence,
-    mirror_doubt,
-    moments,
-    nonlinear,
-    shift_doubt,
-)
 
 MOST, READ = 64, 2**28      # trajectories that are looked at, and bytes but for large frames
+LEAST = 8                   # trajectories, of which something can be said
+MODES = 32                  # of profiles along an axis: the longest waves
+COPIES = 1999
 UNLIKELY = 0.02             # what nobody said is not used below this probability ..
 REFUSED = 1 / (COPIES + 1)  # .. and what is said is refused where no copy reaches the data
 SEAM = 2.0                  # a jump across the ends of a periodic axis, in jumps inside
@@ -26,7 +26,7 @@ MOVES = 1e-3                # a conserved mean, in rms of the channel: more than
 
 
 class Look:
-    """At most 64 trajectories of training, of different samples, and their moments.
+    """At most 64 trajectories of training, of different samples, and their averages.
 
     At all points of their grid: a mean over some of them is not conserved.
     """
@@ -41,13 +41,12 @@ class Look:
         frame = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
         self.rows = np.sort(order[first[:min(MOST, max(LEAST, READ // (2 * frame)))]])
         count = min(32, max(2, READ // (frame * max(1, len(self.rows)))))
-        self.frames = slice(None, None, max(1, (facts.frames - 1) // (count - 1)))
-        if facts.steady:
-            self.frames = slice(1, None)
+        step = max(1, (facts.frames - 1) // (count - 1))
+        self.frames = slice(1, None) if facts.steady else slice(None, None, step)
 
-        self.seen = moments(facts.channels, (self.read([row]) for row in self.rows))
-        self.given = moments(facts.inputs, (fields.inputs([row], self.frames).numpy()
-                                            for row in self.rows)) if facts.inputs else None
+        self.seen = Averages(facts.channels, (self.read([row])[0] for row in self.rows))
+        self.given = facts.inputs and Averages(
+            facts.inputs, (fields.inputs([row], self.frames)[0] for row in self.rows))
 
     def read(self, rows):
         """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
@@ -55,9 +54,112 @@ class Look:
 
     def drift(self):
         """For each channel, how far its mean moves, in rms of the channel."""
-        mean, scale = self.seen.mean, self.seen.scale
-        size = np.sqrt((np.square(scale) + np.square(mean).mean(1)).mean(0)) + 1e-30
+        mean, deviation = self.seen.mean, self.seen.deviation
+        size = np.sqrt((np.square(deviation) + np.square(mean).mean(1)).mean(0)) + 1e-30
         return abs(mean - mean[:, :1]).max((0, 1)) / size
+
+
+class Averages:
+    """Averages over each of n trajectories (T, C, *grid): all that the tests of symmetries need.
+
+    mean (n, T, C) over space; deviation, low and high (n, C); and for each axis
+    profiles (n, 3, C, L) of u, v^2 and (v_t)^2, where v has no mean, pairs (n, 3, C, C): v v,
+    v v_x and v_t v_x, and cubes (n, 3, C): v^3, v_x^3 and v v_t v_x.
+    """
+
+    def __init__(self, names, trajectories):
+        parts = map(np.stack, zip(*map(_averages, trajectories), strict=True))
+        self.names, (self.mean, self.deviation, self.low, self.high, *rest) = names, parts
+        self.profiles, self.pairs, self.cubes = rest[::3], rest[1::3], rest[2::3]
+        self.size = np.sqrt(np.square(self.deviation).mean(0)) + 1e-30  # (C,)
+
+    def scaled(self, axis):
+        """Profiles along an axis, in units of the spread of u, of its square, of the mean change.
+        """
+        p = self.profiles[axis]
+        change = p[:, 2].mean((0, 2)) + 1e-30
+        return p / np.stack([self.size, self.size**2, change])[..., None]
+
+
+def _averages(u):
+    u = np.asarray(u, np.float64)
+    every = (0, *range(2, u.ndim))
+    v = u - u.mean(every, keepdims=True)
+    change = np.diff(u, axis=0) if len(u) > 1 else 0 * u
+    w = (v[1:] + v[:-1]) / 2 if len(u) > 1 else v
+    out = [u.mean(every[1:]), v.std(every), u.min(every), u.max(every)]
+    for axis in every[1:]:
+        rest = tuple({*every} - {axis})
+        slope = np.gradient(w, axis=axis) if w.shape[axis] > 1 else 0 * w
+        pairs = [np.tensordot(a, b, (every, every)) for a, b in
+                 ((w, w), (w, slope), (change, slope))]
+        out += [np.stack([x.mean(rest) for x in (u, v * v, change * change)]),
+                np.stack(pairs) / w[:, 0].size,
+                np.stack([x.mean(every) for x in (w**3, slope**3, w * change * slope)])]
+    return out
+
+
+def shift_doubt(seen, axis):
+    """(probability of chance, by which share averages vary along an axis, of which channel)."""
+    p = seen.scaled(axis)
+    modes = np.fft.rfft(p, norm="forward")[..., 1:MODES + 1]
+    x = modes.transpose(3, 0, 1, 2).reshape(modes.shape[-1], len(p), -1)  # (K, n, 3 C)
+    moves = np.random.default_rng(0).integers(p.shape[-1], size=(COPIES + 1, len(p)))
+    moves[0] = 0  # the data themselves
+    wave = -2j * np.pi / p.shape[-1] * np.arange(1, len(x) + 1)[:, None, None]
+    chance, (k, best), _ = _stands_out(x, np.exp(wave * moves))
+    return chance, 2 * abs(x[k, :, best].mean()), seen.names[best % len(seen.names)]
+
+
+def mirror_doubt(seen, axis, odd):
+    """The same of a mirror image of an axis (None: of none) in which channels `odd` change sign.
+
+    Of what it turns round, either sign must be as frequent.
+    """
+    a, turn = axis or 0, 1 if axis is None else -1
+    sign = np.array([-1.0 if name in odd else 1.0 for name in seen.names])
+    p, turned = seen.scaled(a), np.array([1, turn, turn])[:, None]
+    change = p - np.stack([sign, sign**2, sign**2])[..., None] * p[..., ::turn]
+    modes = np.fft.rfft(change, norm="forward")[..., :MODES // 4]  # (n, 3, C, K)
+    pairs = seen.pairs[a] / np.outer(seen.size, seen.size)
+    pairs = pairs * (turned[..., None] * np.outer(sign, sign) < 0)
+    cubes = seen.cubes[a] / seen.size**3 * (turned * sign < 0)
+    x = np.concatenate([modes.real, modes.imag, pairs, cubes[..., None]], -1)
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(COPIES + 1, len(x)))
+    signs[0] = 1
+    chance, (_, best), most = _stands_out(x.reshape(1, len(x), -1), signs)
+    return chance, math.sqrt(most / len(x)), seen.names[best // x.shape[-1] % len(sign)]
+
+
+def _stands_out(x, turns):
+    """How often copies of x (K, n, J), made by turns (R, n), have as large a statistic as any of
+    the data, which are the first copy; the index of that, and its value."""
+    floor = 1e-6 * x.shape[1]  # averages below a thousandth of the spread say nothing
+    values = abs(turns @ x)**2 / (np.square(abs(x)).sum(1, keepdims=True) + floor)  # (K, R, J)
+    most, of_data = values.max((0, 2)), values[:, 0]
+    chance = (most >= most[0] * (1 - 1e-9)).mean() if most[0] >= 0.1 else 1.0
+    return float(chance), np.unravel_index(of_data.argmax(), of_data.shape), most[0]
+
+
+def nonlinear(u):
+    """Share of a step of u (n, T, C, *grid) that no linear map of each wave gives."""
+    n, frames, channels = u.shape[:3]
+    if n < LEAST or n * (frames - 1) < 8 * channels:
+        return 0.0
+    waves = np.fft.fftn(u, axes=range(3, u.ndim)).reshape(n, frames, channels, -1)
+    strong = np.argsort(-np.square(abs(waves)).sum((0, 1, 2)))[:256]
+    waves = np.moveaxis(waves[..., strong], -1, 0)  # (K, n, T, C)
+    a, b = (x.reshape(len(strong), -1, channels) for x in (waves[:, :, :-1], waves[:, :, 1:]))
+    rest = b - a @ (np.linalg.pinv(a, rcond=1e-6) @ b)
+    return float(np.linalg.norm(rest) / (np.linalg.norm(b - a) + 1e-30))
+
+
+def divergence(u, spacing):
+    """Rms of the divergence of a vector u (n, T, axes, *grid) over that of its gradient."""
+    slopes = np.stack([np.gradient(u, h, axis=k) for k, h in enumerate(spacing, start=3)])
+    slopes = slopes[(..., *[slice(1, -1)] * len(spacing))]  # (axes, n, T, axes, *grid)
+    total = sum(slope[:, :, k] for k, slope in enumerate(slopes))
+    return float(np.linalg.norm(total) / (np.linalg.norm(slopes) + 1e-30))
 
 
 def check_said(fields):
@@ -80,8 +182,7 @@ def contradictions(fields):
         for name, low, high in zip(one.names, one.low.min(0), one.high.max(0), strict=True):
             if name in facts.positive and low < -1e-5 * abs(high):
                 yield f"{name} is said to be positive, but falls to {low:.3g}."
-    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(fields.files[0]),
-                                  strict=True):
+    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(fields.files[0]), strict=True):
         if circle and jump > 1.5 * SEAM:
             yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
                    f"{jump:.2g} times those inside; a last point that repeats the first must be "
@@ -157,14 +258,14 @@ def seam(file):
 
 def _seam(u):
     """Of the last axis of u (T, C, .., L)."""
-    ratios, rest = [], (0, *range(2, u.ndim))
+    ratios, rest = [0.0], (0, *range(2, u.ndim))
+    size = np.maximum(u.std(axis=rest)**2, 1e-60)  # (C,)
     for order in (1, 2) if u.shape[-1] > 3 else ():
-        ends = np.diff(np.concatenate([u[..., -order:], u[..., :order]], -1), n=order)
-        size = np.maximum(u.std(axis=rest)**2, 1e-60)  # (C,)
-        across, inside = ((np.square(jump).mean(rest) / size).sum()
-                          for jump in (ends, np.diff(u, n=order)))
+        ends = np.concatenate([u[..., -order:], u[..., :order]], -1)
+        across, inside = ((np.square(np.diff(x, n=order)).mean(rest) / size).sum()
+                          for x in (ends, u))
         ratios.append(math.sqrt(across / (inside + 1e-30)))
-    return max(ratios, default=0.0)
+    return max(ratios)
 
 
 def shiftable(fields, axes):
