@@ -17,30 +17,27 @@ MAKE = """Solve a PDE and write the published layout of its task, or run a solve
     python -m ups.data make burgers1d                            seconds on two cores
     python -m ups.data make burgers1d --nu 0.001 0.01 0.1        one file per value
     python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data
+    python -m ups.data make ns2d --forcing stochastic --truth 512
     python -m ups.data make my_solver.py --samples 500 --out data/mine     docs/data.md
 
 Run it again and it skips the files that are complete. Samples x grid x frames of the presets, and
 the default parameters (small burgers1d and ns2d: nu = 0.01):
 
 """
+SETTINGS = {"samples": "trajectories", "grid": "points per axis", "frames": "stored times",
+            "chunk": "samples solved at once",
+            "truth": "stochastic ns2d: continuations by the solver of 16 test states"}
 INSPECT = """Say in words what data hold, whether they agree with what is said of them, what else
-could be said, and how to train on them.
-
-    python -m ups.data inspect mine.npz --axes "sample time x" --plot"""
-VALIDATE = """Read data whole and tell every fault in a sentence; exit code 1 if there is one.
-
-    python -m ups.data validate data/*.hdf5 data/*.h5"""
+could be said, and how to train on them."""
 
 
-def _presets(solvers):
-    """A line per task: sizes of its presets and default parameters."""
-    lines = []
-    for task, solver in solvers.items():
-        sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
-                          for name, p in solver.PRESETS.items())
-        params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
-        lines.append(f"    {task:13s}{sizes}; {params or 'no parameters'}")
-    return "\n".join(lines)
+def _presets(item):
+    """Sizes of the presets of a task, and its default parameters."""
+    task, solver = item
+    sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
+                      for name, p in solver.PRESETS.items())
+    params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
+    return f"    {task:13s}{sizes}; {params or 'no parameters'}"
 
 
 def parser():
@@ -48,33 +45,28 @@ def parser():
 
     top = Parser(prog="python -m ups.data", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    make = commands.add_parser("make", description=MAKE + _presets(SOLVERS),
-                               help="solve and write", argument_default=argparse.SUPPRESS)
+    make = commands.add_parser("make", help="solve and write",
+                               description=MAKE + "\n".join(map(_presets, SOLVERS.items())),
+                               argument_default=argparse.SUPPRESS)
     make.add_argument("task", help="one of those above, or a Python file")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", help="cpu or cuda; the GPU where there is one")
-    for name, text in (("samples", "trajectories"), ("grid", "points per axis"),
-                       ("frames", "stored times"), ("chunk", "samples solved at once"),
-                       ("seed", "of the initial conditions [0]")):
+    make.add_argument("--seed", type=int, help="of the initial conditions [0]")
+    for name, text in SETTINGS.items():
         make.add_argument(f"--{name}", type=int, help=text)
     make.add_argument("--t_end", type=float, help="last time")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
                       help="ns2d: stochastic is white noise in time; --grid is then what is kept")
-    make.add_argument("--truth", type=int,
-                      help="stochastic ns2d: continuations by the solver of 16 test states")
-    make.add_argument("--target", choices=("steady", "slice"), help="darcy2d: which u")
-    owners = {}
-    for task, solver in SOLVERS.items():
-        for name in solver.PARAMS:
-            owners.setdefault(name, []).append(task)
-    for name, tasks in owners.items():
-        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
+    for name in sorted({name for solver in SOLVERS.values() for name in solver.PARAMS}):
+        tasks = ", ".join(task for task, solver in SOLVERS.items() if name in solver.PARAMS)
+        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {tasks}")
 
     inspect = commands.add_parser("inspect", description=INSPECT, help="data in words")
     inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
                          help="also draw a few trajectories [FILE with .png]")
-    validate = commands.add_parser("validate", description=VALIDATE, help="find faults")
+    validate = commands.add_parser("validate", help="find faults", description="Read data whole "
+                                   "and tell every fault; exit code 1 if there is one.")
     convert = commands.add_parser("convert", description="Write data as the project's own HDF5.",
                                   help="write own HDF5")
     for which in (inspect, validate):

@@ -1,10 +1,9 @@
 """`inspect` says in words what data hold; `validate` reads all of them and names every fault."""
 
-import hashlib
 import math
 import os
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from ups.data.fields import SPLITS
 from ups.data.file import UnreadableSamples, pieces
 from ups.data.find import fields_of, find, free_run, open_data, read_facts
 
-SHOWN = 10  # faults of one kind that are spelled out
+SHOWN = 10  # samples that are named
 
 
 def inspect(source, picture=None):
@@ -27,9 +26,17 @@ def inspect(source, picture=None):
     flags = " ".join(f"--{name} {shlex.join([value] if isinstance(value, str) else value)}"
                      for name, value in flags.items() if value)
     for fields in open_data(source, make=False):
-        print(_describe(fields, flags))
+        path = fields.files[0].path
+        print(f"{os.path.commonpath([file.path for file in fields.files])}: {fields.facts.name}")
+        wrong = list(contradictions(fields))
+        for name, text in (*_described(fields), *(("WRONG", one) for one in wrong),
+                           *(("you may say", one) for one in proposals(fields))):
+            print(f"  {name:16s}{text}")
+        print("Correct that first, in the file or by --facts." if wrong else
+              "Train on it: accelerate launch "
+              f"train_{'steady' if fields.facts.steady else 'operator'}.py {flags} --run "
+              f"{shlex.quote(str(free_run(fields.facts.name)))}")
         if picture is not None:
-            path = fields.files[0].path
             png = Path(picture or path.with_suffix(".png"))
             if png.suffix != ".png" or png.resolve() == path.resolve():
                 raise UsageError(f"--plot {png}: name a file of its own that ends in .png.")
@@ -37,45 +44,34 @@ def inspect(source, picture=None):
             print(f"picture: {png}")
 
 
-def _describe(fields, flags):
-    facts, files = fields.facts, fields.files
-    look, times = fields.look, files[0].times
-    count = sum(file.samples for file in files)
-    sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
-    lines = [("equation", facts.equation)] if facts.equation else []
-    lines += [("parameters", ", ".join(
+def _described(fields):
+    """Yield (name, text) of what training would see."""
+    facts, files, look = fields.facts, fields.files, fields.look
+    if facts.equation:
+        yield "equation", facts.equation
+    yield "parameters", ", ".join(
         f"{name} = {scale.low:g}" + f" to {scale.high:g}" * (scale.high > scale.low)
-        for name, scale in zip(facts.params, facts.scales, strict=True)) or "none")]
-    lines += [("samples", f"{count:,} in {len(files)} file{'s' * (len(files) > 1)}: {sizes}"
-               + ", split in time" * fields.in_time)]
-    lines += [("time", "none: the fields answer the inputs" if facts.steady else
-               f"{facts.frames} frames, t = {times[fields.frames[0]]:g} to "
-               f"{times[fields.frames[-1]]:g}, dt = {facts.dt:g}"
-               + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))]
+        for name, scale in zip(facts.params, facts.scales, strict=True)) or "none"
+    sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
+    yield "samples", (f"{sum(file.samples for file in files):,} in {len(files)} "
+                      f"file{'s' * (len(files) > 1)}: {sizes}" + ", split in time" * fields.in_time)
+    first, last = (files[0].times[fields.frames[k]] for k in (0, -1))
+    yield "time", ("none: the fields answer the inputs" if facts.steady else
+                   f"{facts.frames} frames, t = {first:g} to {last:g}, dt = {facts.dt:g}"
+                   + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))
     for axis, n, (low, high), kind, jump in zip(facts.axes, facts.grid, facts.domain,
                                                 facts.boundary, seam(files[0]), strict=True):
-        lines += [(f"axis {axis}", f"{n} points in ({low + 0:g}, {high:g}), spacing "
-                   f"{(high - low) / n:g}, {kind}: the jump across its ends is {jump:.2f} times "
-                   "those inside")]
+        yield f"axis {axis}", (f"{n} points in ({low + 0:g}, {high:g}), spacing "
+                               f"{(high - low) / n:g}, {kind}: the jump across its ends is "
+                               f"{jump:.2f} times those inside")
     for what, seen in (("channel", look.seen), ("input", look.given)):
         for c, name in enumerate(seen.names if seen else ()):
             mean = seen.mean[..., c]
-            std = np.sqrt(np.square(seen.scale[:, c]).mean() + mean.mean(1).var())
-            lines += [(f"{what} {name}", f"{seen.low[:, c].min():.4g} to "
-                       f"{seen.high[:, c].max():.4g}, mean {mean.mean():.4g}, std {std:.4g} "
-                       f"(of {len(look.rows)} trajectories)")]
-    lines += [("is used", uses(facts))]
-    wrong = list(contradictions(fields))
-    lines += [("WRONG", sentence) for sentence in wrong]
-    lines += [("you may say", sentence) for sentence in proposals(fields)]
-    script = "train_steady.py" if facts.steady else "train_operator.py"
-    last = ("Correct that first, in the file or by --facts." if wrong else
-            f"Train on it: accelerate launch {script} {flags} --run "
-            f"{shlex.quote(str(free_run(facts.name)))}")
-    width = max(16, *(len(name) + 2 for name, _ in lines))
-    where = os.path.commonpath([file.path for file in files])
-    return "\n".join([f"{where}: {facts.name}",
-                      *(f"  {name:{width}s}{text}" for name, text in lines), last])
+            std = np.sqrt(np.square(seen.deviation[:, c]).mean() + mean.mean(1).var())
+            yield f"{what} {name}", (
+                f"{seen.low[:, c].min():.4g} to {seen.high[:, c].max():.4g}, mean "
+                f"{mean.mean():.4g}, std {std:.4g} (of {len(look.rows)} trajectories)")
+    yield "is used", uses(facts)
 
 
 def plot(fields, png):
@@ -91,100 +87,62 @@ def plot(fields, png):
         u = fields.read([0], step).numpy()[0]
         u = u[:, :, u.shape[2] // 2] if len(facts.grid) == 3 else u  # the middle plane
         panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=False)}
-    figure = Figure((2.2 * len(panels) + 1, 2.2 * len(facts.channels) + 0.4), layout="compressed")
-    grid = figure.subplots(len(facts.channels), len(panels), squeeze=False)
-    for c, name in enumerate(facts.channels):
-        values = np.stack([u[c] for u in panels.values()])
-        for axis, (title, u) in zip(grid[c], panels.items(), strict=True):
-            shown = axis.imshow(u[c], origin="lower", aspect="auto", vmin=values.min(),
-                                vmax=values.max())
-            axis.set(title=title if c == 0 else "", xticks=[], yticks=[])
-        figure.colorbar(shown, ax=grid[c].tolist(), label=name)
+    values = np.stack([*panels.values()], 1)  # (C, panels, *plane)
+    figure = Figure((2.2 * len(panels) + 1, 2.2 * len(values) + 0.4), layout="compressed")
+    grid = figure.subplots(*values.shape[:2], squeeze=False)
+    for axes, name, row in zip(grid, facts.channels, values, strict=True):
+        for axis, u in zip(axes, row, strict=True):
+            shown = axis.imshow(u, origin="lower", aspect="auto", vmin=row.min(), vmax=row.max())
+            axis.set(xticks=[], yticks=[])
+        figure.colorbar(shown, ax=axes.tolist(), label=name)
+    for axis, title in zip(grid[0], panels, strict=True):
+        axis.set_title(title)
     figure.savefig(png, dpi=130)
 
 
 def validate(source):
-    """Read everything, in bounded pieces: the faults of files, of facts, and between splits."""
+    """Read everything, in bounded pieces: the faults of files and of facts, a sentence each."""
     faults, sets = [], defaultdict(list)
     for path in source.data:
         try:
             found = find((path,), source.tasks, source.axes, read_facts(source.facts))
-        except UsageError as error:
-            faults.append(str(error))
-        else:
             for name, files in found.items():
                 sets[name] += files
+        except UsageError as error:
+            faults.append(str(error))
     for name, files in sets.items():
-        digests = {}  # of trajectories: {(path, row): fingerprint}
-        wrong = [f"{file.path}: {fault}" for file in files for fault in _read_all(file, digests)]
+        wrong = [f"{file.path}: {fault}" for file in files for fault in _read_all(file)]
         try:
-            if not wrong:
-                fields = fields_of(name, files)
-                wrong = _twice(fields, digests) + [
-                    f"{files[0].path}: {sentence}" for sentence in contradictions(fields)]
+            wrong = wrong or [f"{files[0].path}: {sentence}"
+                              for sentence in contradictions(fields_of(name, files))]
         except UsageError as error:
             wrong = [str(error)]
         faults += wrong
     return faults
 
 
-def _read_all(file, digests):
-    """Faults of one file; adds the fingerprints of its trajectories to `digests`."""
+def _read_all(file):
+    """Faults of one file: samples that cannot be read, and values that are no numbers."""
     facts, faults, unread = file.facts, [], {}
-    prints = [hashlib.blake2b(digest_size=16) for _ in range(file.samples)]
     for names, frames in ((facts.channels, facts.frames),
                           (facts.inputs, facts.frames if facts.inputs_vary else 1)):
-        low, high, holes = np.inf, -np.inf, defaultdict(float)  # holes: share of each sample's
-        always, ever = True, False  # .. values, and at which points
-        for row, u in _rows(file, names, frames, unread) if names else ():
-            prints[row].update(np.ascontiguousarray(u))
-            bad, rest = ~np.isfinite(u), (0, *range(2, u.ndim))
-            if bad.any():
-                holes[row] += bad.sum() / (frames * bad[0].size)
-            always, ever = always & bad.all(0), ever | bad.any(0)
-            low, high = np.fmin(low, np.fmin.reduce(u, rest)), np.fmax(
-                high, np.fmax.reduce(u, rest))
-        if holes:
+        holes, always, ever = Counter(), True, False  # bad values of a sample, and their points
+        size = 4 * len(names) * math.prod(facts.grid)
+        for row in range(file.samples) if names else ():
+            try:
+                for _, span in pieces(1, frames, size):
+                    bad = ~np.isfinite(file.read([row], range(frames)[span], 1, names)[0])
+                    holes[row] += int(bad.sum())
+                    always, ever = always & bad.all(0), ever | bad.any(0)
+            except UnreadableSamples as error:
+                unread[row] = f"sample {row} cannot be read ({error.why})."
+        if holes := +holes:
             first, cure = min(holes), "not always at the same points: leave those samples out."
             if np.array_equal(always, ever):
                 cure = ("always at the same points: fill them, and add a channel that marks them "
                         "to `inputs`.")
+            share = 400 * holes[first] / (frames * size)
             faults.append(f"NaN or Inf in {len(holes)} of {file.samples} samples, first in "
-                          f"{first}, {100 * holes[first]:.3g} % of its values, {cure}")
-        faults += [f"{name} is constant ({value:g})." for name, value, same in zip(
-            names, np.atleast_1d(low), np.atleast_1d(low == high), strict=False) if same]
-    digests.update({(file.path, row): one.digest() for row, one in enumerate(prints)
-                    if row not in unread})
-    return faults + _some([f"sample {row} cannot be read ({why})." for row, why in unread.items()])
-
-
-def _rows(file, names, frames, unread):
-    """Yield (row, u (T, C, *grid)) in pieces; where one fails, row by row, so as to name it."""
-    for rows, span in pieces(file.samples, frames, 4 * len(names) * math.prod(file.facts.grid)):
-        rows, span = range(file.samples)[rows], range(frames)[span]
-        try:
-            yield from zip(rows, file.read(rows, span, 1, names), strict=True)
-        except UnreadableSamples:
-            for row in rows:
-                try:
-                    yield row, file.read([row], span, 1, names)[0]
-                except UnreadableSamples as error:
-                    unread[row] = error.why
-
-
-def _twice(fields, digests):
-    """Trajectories that are in two splits."""
-    split = {(fields.files[fields.owner[i]].path, int(fields.row[i])): name for name in SPLITS
-             for i in fields.split(name)}
-    first, faults = {}, []
-    for (path, row), digest in digests.items() if not fields.in_time else ():
-        where = split[path, row], f"sample {row} of {path}"
-        other = first.setdefault(digest, where)
-        if other[0] != where[0]:
-            faults.append(f"{where[1]} ({where[0]}) is {other[1]} ({other[0]}) again.")
-    return _some(faults)
-
-
-def _some(faults):
-    more = len(faults) - SHOWN
-    return faults[:SHOWN] + ([f"and {more} more of this kind."] if more > 0 else [])
+                          f"{first}, {share:.3g} % of its values, {cure}")
+    faults += [*unread.values()][:SHOWN]
+    return faults + [f"and {len(unread) - SHOWN} more of this kind."] * (len(unread) > SHOWN)
