@@ -16,7 +16,6 @@ from ups.config import UsageError
 from ups.data import make as making
 from ups.data.__main__ import main
 from ups.data.find import NoData, find, open_fields
-from ups.data.pdebench import open_pdebench
 from ups.data.solvers import SOLVERS
 
 ROOT = Path(__file__).parents[2]
