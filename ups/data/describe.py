@@ -11,7 +11,7 @@ import numpy as np
 from ups.config import UsageError
 from ups.data.check import contradictions, proposals, seam, uses
 from ups.data.fields import SPLITS
-from ups.data.file import UnreadableSamples, pieces
+from ups.data.file import pieces
 from ups.data.find import fields_of, find, free_run, open_data, read_facts
 
 SHOWN = 10  # samples that are named
@@ -134,8 +134,9 @@ def _read_all(file):
                     bad = ~np.isfinite(file.read([row], range(frames)[span], 1, names)[0])
                     holes[row] += int(bad.sum())
                     always, ever = always & bad.all(0), ever | bad.any(0)
-            except UnreadableSamples as error:
-                unread[row] = f"sample {row} cannot be read ({error.why})."
+            except UsageError as error:
+                why = " ".join(str(error.__cause__ or error).split())
+                unread[row] = f"sample {row} cannot be read ({why})."
         if holes := +holes:
             first, cure = min(holes), "not always at the same points: leave those samples out."
             if np.array_equal(always, ever):

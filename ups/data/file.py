@@ -2,15 +2,14 @@
 
 import math
 import re
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.facts import Facts
-from ups.data.stores import UNREADABLE, Variable, opened
+from ups.data.facts import Facts, check_facts
+from ups.data.stores import opened
 
 
 @dataclass(frozen=True)
@@ -25,26 +24,12 @@ class File:
     samples: int
     times: np.ndarray = field(repr=False)   # (T,) of the stored frames
     params: np.ndarray = field(repr=False)  # (samples, P), float64, in the order of facts.params
-    sources: tuple[tuple[Variable, int], ...] = field(default=(), repr=False)
-    #         the variable and its component, of each channel and then of each input
+    sources: dict = field(default_factory=dict, repr=False)  # {name: (variable, its component)}
     split: str = ""                         # train, val or test, where the folders say so
     test: str = ""                          # the first or last tenth, where that is published
     family: bool = False                    # sample i begins alike in files of other parameters
     warnings: tuple[str, ...] = ()          # sentences: what the reader decided by itself
     parts: tuple["File", ...] = field(default=(), repr=False)  # of a folder: one for each sample
-
-    def __post_init__(self):
-        facts = self.facts
-        sizes = {"sample": (self.samples,), "time": (facts.frames,)} | {
-            axis: (n, 1) for axis, n in zip(facts.axes, facts.grid, strict=True)}
-        for name, (one, k) in zip((*facts.channels, *facts.inputs), self.sources, strict=False):
-            fits = len(one.axes) == len(one.shape) and one.kind in "fiub"
-            for axis, n in zip(one.axes, one.shape, strict=False):
-                fits &= k < n if axis == "channel" else n in sizes.get(axis, (n,))
-            if not fits:
-                raise UsageError(f"{self.path}: {name} is {one} of kind {one.kind}, which are no "
-                                 f"numbers over {self.samples} samples, {facts.frames} frames, "
-                                 f"{' x '.join(map(str, facts.grid))} points.")
 
     def read(self, rows, frames=None, stride=1, channels=None):
         """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
@@ -64,15 +49,23 @@ class File:
             return out
         order = np.argsort(rows, kind="stable")
         runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1)
-        size = 4 * len(channels) * math.prod(grid) * stride  # of a frame, last axis unstrided
+        sources = [self.sources[name] for name in channels]
         with opened(self.path) as f:
-            for run in runs if len(rows) else ():
-                for i, k in pieces(len(run), len(frames), size):
-                    part = rows[run[i]]
-                    try:
-                        out[run[i], k] = self._block(f, channels, part, frames[k], stride)
-                    except UNREADABLE as error:
-                        raise UnreadableSamples(self.path, part, error) from None
+            for variable in dict.fromkeys(one for one, _ in sources):
+                parts = {c: k for c, (one, k) in enumerate(sources) if one == variable}
+                low, high = min(parts.values()), max(parts.values()) + 1
+                size = 4 * (high - low) * math.prod(grid) * stride  # of a frame as it is read
+                for run in runs:
+                    for i, t in pieces(len(run), len(frames), size):
+                        span = slice(rows[run[i]][0], rows[run[i]][-1] + 1)
+                        block = variable.read(f, facts.axes, span, frames[t], slice(low, high),
+                                              stride)
+                        for c, k in parts.items():
+                            out[:, :, c][run[i], t] = block[:, :, k - low]
+        if facts.steady:  # frame 0 holds nothing, and the answer is all that a file has
+            for c, name in enumerate(channels):
+                if name in facts.channels and "time" not in sources[c][0].axes:
+                    out[:, [i for i, frame in enumerate(frames) if frame == 0], c] = 0
         return out
 
     def read_inputs(self, rows, frames=None, stride=1):
@@ -80,32 +73,64 @@ class File:
         frames = frames if self.facts.inputs_vary else range(1)
         return self.read(rows, frames, stride, self.facts.inputs)
 
-    def _block(self, f, channels, rows, frames, stride):
-        """Some frames of consecutive rows; what a variable has no axis for is repeated."""
-        facts, names = self.facts, (*self.facts.channels, *self.facts.inputs)
-        wanted = [self.sources[names.index(name)] for name in channels]
-        rows = slice(int(rows[0]), int(rows[-1]) + 1)
-        span = slice(frames.start, frames.stop, frames.step)
-        grid = (len(range(0, n, stride)) for n in facts.grid)
-        out = np.empty((rows.stop - rows.start, len(frames), len(channels), *grid), np.float32)
-        for variable in dict.fromkeys(variable for variable, _ in wanted):
-            parts = [(c, k) for c, (one, k) in enumerate(wanted) if one == variable]
-            low, high = min(k for _, k in parts), max(k for _, k in parts)
-            block = variable.read(f, facts.axes, rows, span, slice(low, high + 1), stride)
-            for c, k in parts:
-                out[:, :, c] = block[:, :, k - low]
-                if facts.steady and channels[c] in facts.channels and "time" not in variable.axes:
-                    out[:, [i for i, frame in enumerate(frames) if frame == 0], c] = 0
-        return out
+
+def agree(files):
+    """Refuse files that differ in what those of one data set share."""
+    for other in files[1:]:
+        for what in ("channels", "inputs", "axes", "grid", "boundary", "domain", "params", "dt"):
+            a, b = getattr(files[0].facts, what), getattr(other.facts, what)
+            if a != b and not (what == "dt" and math.isclose(a, b, rel_tol=1e-3)):
+                raise UsageError(f"{files[0].path} and {other.path} differ in {what} ({a} and {b}) "
+                                 "and cannot be one data set; choose by --data FILE.")
 
 
-class UnreadableSamples(UsageError):
-    """Some samples of a file cannot be read; `why` is the fault itself."""
+def found(path, sizes, channels, inputs, points, params, said, warnings=(), **more):
+    """The File that a reader has found: its parts as stored, and the facts that are said.
 
-    def __init__(self, path, rows, error):
-        self.why = " ".join(str(error).split())
-        super().__init__(f"{path}: samples {rows[0]} to {rows[-1]} cannot be read ({self.why}); "
-                         f"`python -m ups.data validate {shlex.quote(str(path))}` names them.")
+    sizes: {axis: n}, space in stored order. channels, inputs: {name: (variable, component)}.
+    points: {axis: coordinates}. params: {name: number or (N,)}.
+    """
+    warnings, where = list(warnings), {*sizes} - {"sample", "time"}
+    space = tuple(axis for axis in sizes if axis in where)
+    samples, frames = sizes.get("sample", 1), sizes.get("time", 2)
+    dt, domain, columns = said.get("dt"), said.get("domain"), []
+    for name, (one, k) in (channels | inputs).items():
+        if one.kind not in "fiub" or len(one.axes) != len(one.shape) or any(
+                k >= n if axis == "channel" else axis != "row" and sizes[axis] != n
+                for axis, n in zip(one.axes, one.shape, strict=True)):
+            raise UsageError(f"{path}: {name} is {one} of kind {one.kind}, which are no numbers "
+                             f"over {samples} samples, {frames} frames, "
+                             f"{' x '.join(str(sizes[axis]) for axis in space)} points.")
+    times = points.pop("time", None)
+    if times is not None:
+        times, step = even_times(times[..., :frames], path)
+        if dt and not math.isclose(dt, step, rel_tol=1e-2):
+            raise UsageError(f"{path}: dt is said to be {dt:g}, but its frames are {step:g} apart; "
+                             "say what is true.")
+        dt = dt or step
+    elif not dt and not said.get("steady"):
+        warnings.append("nothing says the time between frames; it is taken as 1 (say dt).")
+    if domain is None:
+        domain = tuple(ends(points[axis], axis, warnings) if axis in points else (0.0, 1.0)
+                       for axis in space)
+    elif len(domain) != len(space):
+        raise UsageError(f"{path}: domain has {len(domain)} pairs of ends for the axes "
+                         f"{' '.join(space)}; say both ends of each.")
+    for name, value in params.items():
+        value = np.asarray(value, np.float64)
+        if value.size not in (1, samples) or not np.isfinite(value).all():
+            raise UsageError(f"{path}: parameter {name} must be a finite number, or one for each "
+                             f"of {samples} samples; it is {value.ravel()[:4].tolist()} "
+                             f"({value.size} value{'s' * (value.size != 1)}).")
+        columns.append(np.broadcast_to(value.ravel(), samples))
+    facts = Facts(**{"name": path.stem, "boundary": ("",) * len(space)} | said | {
+        "channels": tuple(channels), "inputs": tuple(inputs), "axes": space, "domain": domain,
+        "inputs_vary": any("time" in one.axes for one, _ in inputs.values()), "dt": dt or 1.0,
+        "grid": tuple(sizes[axis] for axis in space), "frames": frames, "params": tuple(params)})
+    check_facts(facts, path)
+    return File(path, facts, samples, np.arange(frames) * facts.dt if times is None else times,
+                np.array(columns).reshape(len(params), samples).T, channels | inputs,
+                warnings=tuple(warnings), **more)
 
 
 def pieces(rows, frames, size, limit=2**25):

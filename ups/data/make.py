@@ -172,7 +172,7 @@ def _solved(job, params, device):
 def _write_published(path, job, params, parts):
     """Write a published layout: arrays, coordinates, attributes."""
     task, n, frames = TASKS[job["task"]], job["grid"], job.get("frames", 2)
-    space, channels, (lo, hi) = task.facts.axes, task.facts.channels, task.domain
+    space, channels, (lo, hi) = task.facts.axes, task.facts.channels, task.facts.domain[0]
     sizes = {"sample": job["samples"], "row": 1, "time": frames, "channel": len(channels)}
     sizes |= dict.fromkeys(space, n)
     x = (lo + (np.arange(n) + 0.5) * (hi - lo) / n).astype(np.float32)

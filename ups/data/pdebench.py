@@ -13,18 +13,15 @@ wrote it. Another file with such keys may be anything: whoever opens it must nam
 A steady file has two frames of u, zero and the solution; its coefficient is an input.
 """
 
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
-import numpy as np
 import yaml
 
 from ups.config import UsageError
-from ups.data.facts import Facts, understand
-from ups.data.file import File, ends, even_times
+from ups.data.facts import BOUNDARIES, Facts, understand
+from ups.data.file import found
 from ups.data.stores import HDF5, Variable, opened
 
 
@@ -35,22 +32,18 @@ class Published:
     facts: Facts
     layout: str     # flat, steady, groups or last
     file: str       # published name
-    prefix: str     # with which every published name begins
     test: str       # first or last tenth of the samples
     params: dict    # names; the value holds where a file does not say, None: the file must say
-    domain: tuple[float, float] = (0.0, 1.0)  # of every axis, where a file has no coordinates
 
 
-def _task(name, equation, layout, axes, channels, params, boundary, file, test, **facts):
-    domain = facts.pop("domain", (0.0, 1.0))
+def _task(name, equation, layout, axes, channels, params, boundary, file, test,
+          domain=(0.0, 1.0), **facts):
     axes = tuple(axes.split())
-    ends = (boundary,) * len(axes)
     if boundary == "periodic":
         facts.setdefault("shifts", axes)
-    facts = Facts(name, tuple(channels.split()), axes, (0,) * len(axes), ends,
+    facts = Facts(name, tuple(channels.split()), axes, (0,) * len(axes), (boundary,) * len(axes),
                   (domain,) * len(axes), 0.0, 0, equation, params=tuple(params), **facts)
-    prefix = re.match(r"[^{]*?(?=_Sols|_Rand|_Nu|_beta|_NA|_2d|\{)", file)[0]
-    return name, Published(facts, layout, file, prefix, test, params, domain)
+    return name, Published(facts, layout, file, test, params)
 
 
 _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
@@ -93,8 +86,8 @@ TASKS = dict([
 ])
 
 
-def stored(task, names):
-    """{channel or input: (key, axes, component)} of a task in a file that holds `names`.
+def stored(task, f=()):
+    """{channel or input: (key, axes, component)} of a task in a file.
 
     Of an axis `row` the first is meant; keys without an axis `sample` are in each sample's group.
     """
@@ -107,118 +100,75 @@ def stored(task, names):
                 for name in channels}
     key, axes = ("data", ()) if task.layout == "groups" else ("velocity", ("sample",))
     axes = (*axes, "time", *space, "channel")
-    found = {name: (key, axes, k) for k, name in enumerate(channels)}
-    return found | {name: (name, axes, 0) for name in ("particles",) if name in names}
-
-
-def recognise(path):
-    """The task that a file is beyond doubt; None for any other, whatever its keys."""
-    if path.suffix not in HDF5 or not path.is_file():
-        return None
-    with opened(path) as f:
-        name = _identify(f)
-        ours = f'"task": "{name}"' in str(f.attrs.get("ups", ""))
-    return name if name and (ours or path.name.startswith(TASKS[name].prefix)) else None
+    return {name: (key, axes, k) for k, name in enumerate(channels)} | {
+        name: (name, axes, 0) for name in ("particles",) if name in f}
 
 
 def identify(path):
-    """The task whose layout a file has, by its keys, shapes and attributes; or None."""
+    """The task whose keys, shapes and attributes a file has, and whether that is beyond doubt."""
     if path.suffix not in HDF5 or not path.is_file():
-        return None
+        return None, False
     with opened(path) as f:
-        return _identify(f)
+        fits = [name for name, task in TASKS.items() if _fits(f, task)]
+        name = max(fits, key=lambda name: len(TASKS[name].params), default=None)
+        ours = f'"task": "{name}"' in str(f.attrs.get("ups", ""))
+    prefix = "_".join(TASKS[name].file.split("_")[:2]).partition("{")[0] if name else None
+    return name, name is not None and (ours or path.name.startswith(prefix))
 
 
-def _identify(f):
-    def ndim(key):
-        return f[key].ndim if isinstance(f.get(key), h5py.Dataset) else None
+def _fits(f, task):
+    groups, keys = _groups(f, task), stored(task)
+    for key, axes, _ in keys.values():
+        item = f.get(f"{groups[0]}/{key}" if groups else key)
+        if not isinstance(item, h5py.Dataset) or item.ndim != len(axes) or (
+                groups and item.shape[-1] != len(keys)):
+            return False
+    said = {key.lower() for key, value in task.params.items() if value is None}
+    return "tensor" not in f or said <= {key.lower() for key in f.attrs}
 
-    attributes = {key.lower() for key in f.attrs}
-    if ndim("tensor") == 3:
-        for name, wanted in (("reacdiff1d", {"nu", "rho"}), ("burgers1d", {"nu"}),
-                             ("advection1d", {"beta"})):
-            if wanted <= attributes:
-                return name
-    if ndim("tensor") == 4 and ndim("nu") == 3:
-        return "darcy2d"
-    for name in ("cns1d", "cns2d", "cns3d"):
-        facts = TASKS[name].facts
-        if all(ndim(key) == 2 + len(facts.axes) for key in facts.channels):
-            return name  # a file of fewer axes may still carry Vz
-    if ndim("velocity") == 5 and "t" in f:
-        return "ns2d"
-    group = next((key for key in f if key.isdigit()), "")
-    if ndim(f"{group}/data"):
-        shape = f[f"{group}/data"].shape
-        for name in ("diffsorp1d", "diffreact2d", "swe2d"):
-            facts = TASKS[name].facts
-            if len(shape) == 2 + len(facts.axes) and shape[-1] == len(facts.channels):
-                return name
-    return None
+
+def _groups(f, task):
+    """Those of the samples."""
+    return tuple(sorted(filter(str.isdigit, f), key=int)) if task.layout == "groups" else ()
 
 
 def open_pdebench(path, name=None):
     """Read the header of a file; `name` says which task it is where it could be another's."""
-    path, warnings = Path(path), []
+    path, points = Path(path), {}
+    fits, _ = identify(path)
     with opened(path) as f:
-        found = _identify(f)
-        if found is None or name not in (None, found):
+        if fits is None or name not in (None, fits):
             raise UsageError(f"{path} has not the layout of {name or 'PDEBench'}, but "
-                             f"{f'that of {found}' if found else ', '.join(list(f)[:6])}.")
-        task = TASKS[found]
-        known, layout = task.facts, stored(task, f)
-        groups = tuple(sorted((key for key in f if key.isdigit()), key=int))
-        groups = groups if task.layout == "groups" else ()
+                             f"{f'that of {fits}' if fits else ', '.join(list(f)[:6])}.")
+        task = TASKS[fits]
+        groups, facts = _groups(f, task), dict(vars(task.facts))
         first = f"{groups[0]}/" if groups else ""  # the others are like the first, or refused
-        items = {key: f[first + key] for key, _, _ in layout.values()}
-        sources = {channel: (Variable(key, items[key].shape, items[key].dtype.kind, axes,
+        sources = {channel: (Variable(key, f[first + key].shape, f[first + key].dtype.kind, axes,
                                       groups=groups), k)
-                   for channel, (key, axes, k) in layout.items()}
-        main, _ = sources[known.channels[0]]
-        sizes = {"sample": len(groups)} | dict(zip(main.axes, main.shape, strict=True))
+                   for channel, (key, axes, k) in stored(task, f).items()}
+        inputs = {channel: sources.pop(channel) for channel in task.facts.inputs}
+        main, _ = sources[task.facts.channels[0]]
+        sizes = {"sample": len(groups)} | {axis: n for axis, n in zip(
+            main.axes, main.shape, strict=True) if axis not in ("row", "channel")}
+        for axis, n in [*sizes.items()][1:]:
+            short = "t" if axis == "time" else axis
+            for key in (f"{first}grid/{short}", f"{short}-coordinate", short):
+                if key in f and f[key].shape[-1] not in (n, n + 1):
+                    raise UsageError(f"{path}: {n} points of {short} need as many coordinates, or "
+                                     f"one more, in {key}; it has {f[key].shape[-1]}.")
+                if key in f:
+                    points[axis] = f[key][()][..., :n]
+        if {*task.facts.axes} <= {*points}:
+            del facts["domain"]
         said = _said(f, first)
-        params = [_number(said.get(key.lower(), value), key, path)
-                  for key, value in task.params.items()]
-        times, dt, domain = np.arange(2.0), 1.0, []
-        if not known.steady:
-            times, dt = even_times(_points(f, first, "t", sizes["time"]), path)
-        for axis in known.axes:
-            x = _points(f, first, axis, sizes[axis])
-            domain.append(task.domain if x is None else ends(x, axis, warnings))
-    facts = {"channels": tuple(one for one in layout if one not in known.inputs),
-             "grid": tuple(sizes[axis] for axis in known.axes), "frames": len(times), "dt": dt,
-             "domain": tuple(domain)}
-    if said.get("boundary") in ("periodic", "closed"):  # of ours: the published ones have walls
-        facts |= {"boundary": (said["boundary"],) * len(domain),
-                  **understand({"domain": said.get("domain", facts["domain"])}, path)[0]}
-        if found == "ns2d" and said["boundary"] == "periodic":
-            facts["shifts"] = ("x",)  # the force depends on y
-    return File(path, Facts(**vars(known) | facts), sizes["sample"], times,
-                np.tile(np.array(params, np.float64), (sizes["sample"], 1)),
-                tuple(sources.values()), test=task.test, family=True, warnings=tuple(warnings))
-
-
-def _number(value, key, path):
-    try:
-        if math.isfinite(number := float(value)):
-            return number
-    except (TypeError, ValueError):
-        pass
-    raise UsageError(f"{path}: the attribute {key} is {value!r}, no finite number; set it with "
-                     f"h5py: f.attrs['{key}'] = value.")
-
-
-def _points(f, first, axis, n):
-    """The n coordinates of an axis, of which a file may hold one more; None where it has none."""
-    key = f"{first}grid/{axis}" if first else f"{axis}-coordinate"
-    key = key if key in f else axis
-    if key not in f and axis != "t":
-        return None
-    x = f[key][()] if key in f else np.zeros(0)
-    if x.shape[-1] not in (n, n + 1):
-        raise UsageError(f"{f.filename}: {n} points of {axis} need as many coordinates, or one "
-                         f"more, in {key}; it has {x.shape[-1]}.")
-    return x[..., :n]
+        if said.get("boundary") in BOUNDARIES:  # of ours: the published ones have walls
+            facts["boundary"] = (said["boundary"],) * len(task.facts.axes)
+            facts |= understand({"domain": said.get("domain")}, path)[0]
+            if fits == "ns2d" and said["boundary"] == "periodic":
+                facts["shifts"] = ("x",)  # the force depends on y
+        params = {key: said.get(key.lower(), value) for key, value in task.params.items()}
+        return found(path, sizes, sources, inputs, points, params, facts, test=task.test,
+                     family=True)
 
 
 def _said(f, first):

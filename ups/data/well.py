@@ -15,8 +15,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.data.facts import Facts, understand
-from ups.data.file import File, ends, even_times
+from ups.data.facts import understand
+from ups.data.file import found
 from ups.data.stores import HDF5, Unrecognised, Variable, opened
 
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of folders
@@ -49,14 +49,14 @@ def _paths(path):
 
 
 def _open(path, split):
-    warnings, channels, inputs, params, vectors = [], {}, {}, {}, []
+    channels, inputs, params, vectors = {}, {}, {}, []
     with opened(path) as f:
         if missing := GROUPS - {*f}:
             raise Unrecognised(f"{path}: no file of The Well, as it has no group {min(missing)}.")
         space = _names(f["dimensions"], "spatial_dims")
-        points = [np.atleast_2d(f[f"dimensions/{axis}"][()])[0] for axis in space]
-        times, dt = even_times(f["dimensions/time"][()], path)
-        samples = int(f.attrs["n_trajectories"])
+        points = {axis: np.atleast_2d(f[f"dimensions/{axis}"][()])[0] for axis in space}
+        points["time"] = f["dimensions/time"][()]
+        sizes = {axis: values.shape[-1] for axis, values in points.items()}
         for rank in range(3):
             for name in _names(f[f"t{rank}_fields"], "field_names"):
                 item = f[f"t{rank}_fields/{name}"]
@@ -70,20 +70,13 @@ def _open(path, split):
             if item.attrs.get("time_varying", False):
                 inputs[name], = _components(item, 0, ())
             else:
-                params[name] = np.ravel(item[()])
+                params[name] = item[()]
         for name in _names(f, "simulation_parameters"):
             params.setdefault(name, f.attrs[name])
-        boundary = tuple(_boundary(f, axis) for axis in space)
-        name = "_".join(str(f.attrs["dataset_name"]).split())
-    facts = Facts(
-        name=name, channels=tuple(channels), inputs=tuple(inputs), axes=space,
-        inputs_vary=any("time" in one.axes for one, _ in inputs.values()),
-        grid=tuple(map(len, points)), boundary=boundary, dt=dt, frames=len(times),
-        domain=tuple(ends(x, axis, warnings) for x, axis in zip(points, space, strict=True)),
-        params=tuple(params), vectors=tuple(vectors))
-    columns = [np.broadcast_to(np.asarray(one, np.float64), samples) for one in params.values()]
-    return File(path, facts, samples, times, np.array(columns).reshape(len(params), samples).T,
-                (*channels.values(), *inputs.values()), split, warnings=tuple(warnings))
+        facts = {"name": "_".join(str(f.attrs["dataset_name"]).split()), "vectors": tuple(vectors),
+                 "boundary": tuple(_boundary(f, axis) for axis in space)}
+        return found(path, sizes | {"sample": int(f.attrs["n_trajectories"])}, channels, inputs,
+                     points, params, facts, split=split)
 
 
 def _components(item, rank, space):

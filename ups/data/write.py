@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import math
-import shutil
 import tempfile
 import zipfile
 from pathlib import Path
@@ -18,8 +17,7 @@ import numpy as np
 
 from ups.config import DISK, UsageError
 from ups.data.arrays import open_array
-from ups.data.facts import READ, attributes, understand
-from ups.data.file import pieces
+from ups.data.facts import READ, attributes, read_yaml, understand
 from ups.data.find import find
 from ups.data.well import SPLITS
 from ups.files import flush, lock
@@ -40,40 +38,70 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     given = dict(inputs) if isinstance(inputs, dict) else {}
     said = {"channels": channels, "axes": axes, "boundary": boundary, "inputs": [*given] or inputs}
     names = understand(said, path)[0].get("axes", ("x", "y", "z"))
-    points = {name: facts.pop(name) for name in names if name in facts} | {"t": t}
+    points = {name: facts.pop(name) for name in names if name in facts}
     facts, params = understand(said | facts | {
         key: np.asarray(value) for key, value in (params or {}).items()}, path, strict=True)
     rows = (_by_name(row, facts, path) for row in u)
     if (first := next(rows, None)) is None:
         raise UsageError(f"{path}: there is no trajectory to write.")
-    arrays = {name: value.shape for name, value in first.items() if value.ndim}
-    facts.setdefault("channels", tuple(
-        name for name in arrays if name not in facts.get("inputs", ())))
-    if missing := [name for name in facts["channels"] if name not in arrays]:
-        raise UsageError(f"{path}: there is no channel {missing[0]}; there are "
-                         f"{', '.join(arrays)}.")
-    frames, *grid = arrays[facts["channels"][0]]
+    arrays = {name: value.shape for name, value in first.items()
+              if value.ndim and name not in facts.get("inputs", ())}
+    facts.setdefault("channels", tuple(arrays))
+    frames, *grid = next(iter(arrays.values()))
     space = names if axes else names[:len(grid)]
     if len(space) != len(grid):
         raise UsageError(f"{path}: a trajectory has {len(grid)} axes of space, but the axes are "
                          f"{' '.join(space)!r}; name each.")
-    sizes = {"sample": None, "t": frames} | dict(zip(space, grid, strict=True))
+    points["t"] = np.arange(frames) * facts.get("dt", 1.0) if t is None else t
+    for axis, n, (low, high) in zip(space, grid, facts.get("domain", [(0, 1)] * len(grid)),
+                                    strict=True):
+        points.setdefault(axis, low + (np.arange(n) + 0.5) * (high - low) / n)
     with new_file(path, open_array) as f:
+        f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
+        f.update(points)
+        for axis in ("sample", *points):
+            f[axis].make_scale(axis)
+
+        def create(name, axes, shape, **options):
+            if name in f or name in READ:
+                raise UsageError(f"{path}: {name} names two things; rename the channel, input or "
+                                 "parameter.")
+            f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
+            for dim, axis in zip(f[name].dims, axes, strict=True):
+                dim.attach_scale(f[axis])
+
         for name, value in first.items():
-            time = ("t",) * (value.ndim > len(grid))
-            _create(f, name, ("sample", *time, *space) if value.ndim else ("sample",), sizes)
+            time, shape = ("t",) * (value.ndim > len(grid)), value.shape
+            frame = max(1, 2**18 // math.prod(shape[1:]))  # those that make a megabyte
+            create(name, ("sample", *time, *space)[:value.ndim + 1], (0, *shape),
+                   maxshape=(None, *shape), chunks=(1, min(shape[0], frame), *shape[1:])
+                   if shape else (1024,))
         for row, one in enumerate(itertools.chain([first], rows)):
-            shapes = {name: value.shape for name, value in one.items()}
-            if shapes != {name: f[name].shape[1:] for name in first}:
+            if (shapes := [(name, *value.shape) for name, value in one.items()]) != [
+                    (name, *value.shape) for name, value in first.items()]:
                 raise UsageError(f"{path}: trajectory {row} has shapes {shapes}, which are not "
                                  "those of the first.")
             for name, value in one.items():
                 f[name].resize(row + 1, 0)
                 f[name][row] = value
-        sizes["sample"] = row + 1
+        f["sample"].resize(row + 1, 0)
+        f["sample"][...] = np.arange(row + 1)
+        sizes = {"sample": row + 1, "t": frames}
         for name, value in given.items():
-            _create(f, name, _axes_of(value, name, space, sizes, path), sizes)[...] = value
-        _finish(f, sizes, points, params, {"name": path.stem} | facts)
+            fits = [lead for lead in ((), ("sample",), ("t",), ("sample", "t"))
+                    if np.shape(value) == (*(sizes[axis] for axis in lead), *grid)]
+            if not fits:
+                raise UsageError(f"{path}: input {name} has shape {np.shape(value)}, where "
+                                 f"([{row + 1},] [{frames},] {str(grid)[1:-1]}) is expected.")
+            create(name, (*fits[0], *space), np.shape(value), data=value)
+        for name, value in params.items():
+            if np.size(value) not in (1, row + 1):
+                raise UsageError(f"{path}: parameter {name} has shape {np.shape(value)} for "
+                                 f"{row + 1} samples.")
+            create(name, ("sample",), (row + 1,), data=np.broadcast_to(value, row + 1))
+        params = (*params, *(name for name, value in first.items() if not value.ndim))
+        facts = {"name": path.stem} | facts | {"params": params, "axes": None}
+        f.attrs.update(attributes(facts))  # the variables name their axes
         if made:
             f.attrs["ups"] = json.dumps(made, sort_keys=True)
     return path
@@ -82,9 +110,8 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
 def _by_name(row, facts, path):
     """One trajectory as {name: array}."""
     row, more = row if isinstance(row, tuple) else (row, {})
-    more = {name: np.asarray(value) for name, value in more.items()}
     if isinstance(row, dict):
-        return {name: np.asarray(value) for name, value in row.items()} | more
+        return {name: np.asarray(value) for name, value in row.items()}
     row, channels = np.asarray(row), facts.get("channels", ())
     space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
                  1 if row.ndim == 2 else None)
@@ -99,74 +126,47 @@ def _by_name(row, facts, path):
     if len(channels) != row.shape[1]:
         raise UsageError(f"{path}: a trajectory has {row.shape[1]} channels, not "
                          f"{' '.join(channels)!r}.")
-    return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | more
-
-
-def _axes_of(value, name, space, sizes, path):
-    """Those of an input that is given for all trajectories at once."""
-    for lead in ((), ("sample",), ("t",), ("sample", "t")):
-        if np.shape(value) == tuple(sizes[axis] for axis in (*lead, *space)):
-            return *lead, *space
-    grid = ", ".join(str(sizes[axis]) for axis in space)
-    raise UsageError(f"{path}: input {name} has shape {np.shape(value)}, where "
-                     f"([{sizes['sample']},] [{sizes['t']},] {grid}) is expected.")
+    return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | {
+        name: np.asarray(value) for name, value in more.items()}
 
 
 def convert(src, dst, axes="", said=None, tasks=()):
-    """Write any readable data set as own HDF5, piece by piece; return the paths.
+    """Write any readable data set as own HDF5, a trajectory at a time; return the paths.
 
     Where it has several files, `dst` is a folder, with folders for its splits.
     """
     src, dst = Path(src), Path(dst)
-    with _unpacked(src, dst.parent) as source:
-        found = find((source,), tasks, axes, said)
-        if len(found) > 1:
-            raise UsageError(f"{src} holds {', '.join(found)}; choose one by --tasks.")
-        (files,) = found.values()
-        if len(files) > 1 and dst.suffix:
-            raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
-                             f"{dst}.")
-        folders = {split: folder for folder, split in SPLITS.items()} | {"": ""}
-        paths = [dst / folders[file.split] / f"{file.path.stem}.h5" if len(files) > 1 else dst
-                 for file in files]
-        for file, path in zip(files, paths, strict=True):
-            copy(file, path)
+    if zipfile.is_zipfile(src) and any(one.compress_type for one in zipfile.ZipFile(src).filelist):
+        beside = src.with_suffix(".yaml")
+        said = (read_yaml(beside, beside) if beside.is_file() else {}) | (said or {})
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=dst.parent) as place:
+            np.savez(Path(place) / src.name, **np.load(src))
+            return convert(Path(place) / src.name, dst, axes, said, tasks)
+    files = sum(find(src, tasks, axes, said).values(), [])
+    if len(files) > 1 and dst.suffix:
+        raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
+                         f"{dst}.")
+    folders, paths = {split: folder for folder, split in SPLITS.items()} | {"": ""}, []
+    for file in files:
+        place = dst / folders[file.split] / f"{file.path.stem}.h5" if len(files) > 1 else dst
+        paths.append(copy(file, place))
     return paths
 
 
 def copy(file, path):
-    """Write one file as own HDF5, piece by piece."""
+    """Write one file as own HDF5; return the path."""
     facts = file.facts
-    sizes = {"sample": file.samples, "t": facts.frames} | dict(
-        zip(facts.axes, facts.grid, strict=True))
-    with new_file(path, open_array) as f:
-        for name in (*facts.channels, *facts.inputs):
-            vary = name in facts.channels or facts.inputs_vary
-            frames = range(facts.frames if vary else 1)
-            data = _create(f, name, ("sample", *("t",) * vary, *facts.axes), sizes)
-            for rows, k in pieces(file.samples, len(frames), 4 * math.prod(facts.grid)):
-                block = file.read(range(file.samples)[rows], frames[k], 1, [name])[:, :, 0]
-                data[(rows, k) if vary else rows] = block if vary else block[:, 0]
-        _finish(f, sizes, {"t": file.times}, dict(zip(facts.params, file.params.T, strict=True)),
-                {key: value for key, value in facts.plain().items() if key in READ})
 
+    def rows():
+        for row in range(file.samples):
+            u, v = file.read([row])[0], file.read_inputs([row])[0]  # (T, C, *grid), (T or 1, E, ..)
+            yield dict(zip(facts.channels, u.swapaxes(0, 1), strict=True)) | dict(zip(
+                facts.inputs, v.swapaxes(0, 1) if facts.inputs_vary else v[0], strict=True))
 
-@contextlib.contextmanager
-def _unpacked(path, folder):
-    """The path itself, or that of a copy in `folder` that is not compressed."""
-    if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
-        yield path
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        new = Path(place) / path.name
-        with zipfile.ZipFile(path) as packed, zipfile.ZipFile(new, "w") as plain:
-            for one in packed.infolist():
-                with packed.open(one) as a, plain.open(one.filename, "w", force_zip64=True) as b:
-                    shutil.copyfileobj(a, b)
-        if (beside := path.with_suffix(".yaml")).exists():
-            shutil.copy(beside, place)
-        yield new
+    said = {key: value for key, value in facts.plain().items() if key in READ and key != "params"}
+    return write_fields(path, rows(), t=file.times, **said,
+                        params=dict(zip(facts.params, file.params.T, strict=True)))
 
 
 @contextlib.contextmanager
@@ -194,46 +194,3 @@ def new_file(path, check=None):
                              "room, or choose another folder.") from None
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _create(f, name, axes, sizes):
-    """A variable over named axes; it grows where the number of samples is not known."""
-    if name in f or name in sizes or name in READ:
-        raise UsageError(f"{f.filename}: {name} names two things; rename the channel, input or "
-                         "parameter.")
-    shape, options = [sizes[axis] for axis in axes], {}
-    if shape[0] is None:
-        chunk = [1, *shape[1:]] if shape[1:] else [1024]
-        if "t" in axes:  # frames that make a megabyte
-            chunk[1] = min(shape[1], max(1, 2**18 // math.prod(shape[2:])))
-        options = {"chunks": tuple(chunk), "maxshape": (None, *shape[1:])}
-        shape[0] = 0
-    f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
-    f[name].attrs["dims"] = " ".join(axes)
-    return f[name]
-
-
-def _finish(f, sizes, points, params, facts):
-    """Write the parameters, the points of the axes, and the facts."""
-    for name, value in params.items():
-        if np.shape(value) not in ((), (sizes["sample"],)):
-            raise UsageError(f"{f.filename}: parameter {name} has shape {np.shape(value)} for "
-                             f"{sizes['sample']} samples.")
-        _create(f, name, ("sample",), sizes)[...] = value
-    params = dict.fromkeys((*params, *(name for name in f if f[name].ndim == 1)))
-    variables = list(f)
-    space = [*sizes][2:]
-    domain = facts.get("domain", ((0.0, 1.0),) * len(space))
-    usual = {axis: low + (np.arange(sizes[axis]) + 0.5) * (high - low) / sizes[axis]
-             for axis, (low, high) in zip(space, domain, strict=True)}
-    usual |= {"t": np.arange(sizes["t"]) * facts.get("dt", 1.0),
-              "sample": np.arange(sizes["sample"])}
-    for axis, n in sizes.items():
-        values = points.get(axis)
-        f.create_dataset(axis, (n,), data=usual[axis] if values is None else values)
-        f[axis].make_scale(axis)
-    for name in variables:
-        for k, axis in enumerate(f[name].attrs["dims"].split()):
-            f[name].dims[k].attach_scale(f[axis])
-    facts = {key: value for key, value in facts.items() if key != "axes"}  # variables name them
-    f.attrs.update(attributes(facts | {"params": tuple(params)}))
