@@ -124,6 +124,23 @@ def test_the_cheapest_plan_that_is_accurate_enough_is_taken(copy, start):
         Simulator.load(copy, "cpu").rollout(start, 2, accuracy=0.1, **ask)
 
 
+def test_a_lower_precision_rounds_the_update_and_never_the_state(run, sim, start):
+    ask = dict(steps=8, params={"nu": 0.1}, task="burgers1d")
+    exact = sim.rollout(start, **ask)
+    assert sim.precisions == {"burgers1d": "float32", "advection1d": "float32"}
+    rounded = Simulator.load(run, "cpu", precision="bfloat16")
+    got = rounded.rollout(start, **ask)
+    assert "precision of the update: bfloat16" in str(rounded)
+    change = np.abs(exact - exact[:, :1]).max()
+    assert 0 < np.abs(got - exact).max() < 0.03 * change  # of eight bits, in eight steps
+    moved = got.mean(-1) - start.mean(-1)[:, None]  # a state of eight bits would lose its mean
+    assert np.abs(moved).max() < 1e-6
+    u0 = torch.from_numpy(start).requires_grad_()  # gradients are exact
+    assert np.array_equal(rounded.rollout(u0, grad=True, **ask).detach(), exact)
+    with pytest.raises(UsageError, match="precision='fp16': it is one of bfloat16, tf32, float32"):
+        Simulator.load(run, "cpu", precision="fp16")
+
+
 def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start, recwarn):
     one = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")
     rows = sim.rollout(start, 2, {"nu": np.array([0.1, 0.01, 0.1])}, task="burgers1d")
@@ -220,11 +237,11 @@ def test_many_rows_go_through_in_batches(sim, tmp_path, kind):
 def test_a_batch_that_does_not_fit_is_halved(sim, start, monkeypatch):
     predict, sizes = sim._predict, []
 
-    def small(index, leads, longest, u, *rest):
+    def small(index, leads, longest, precision, u, *rest):
         sizes.append(len(u))
         if len(u) > 1:
             raise torch.OutOfMemoryError("out of memory")
-        return predict(index, leads, longest, u, *rest)
+        return predict(index, leads, longest, precision, u, *rest)
 
     monkeypatch.setattr(sim, "_predict", small)
     got = sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d")

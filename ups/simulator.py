@@ -30,7 +30,7 @@ from ups.config import Parser, UsageError, command
 from ups.eval.ensemble import corrected, member_noise
 from ups.files import read_json, write_json, written
 from ups.latents import TaskLatents
-from ups.models.precision import products
+from ups.models.precision import PRODUCTS, lowered, products
 from ups.rollout import choose_plan, plan_error, roll_out, within
 from ups.stages import (
     facts_of,
@@ -45,18 +45,22 @@ from ups.train.step import CudaGraphed, is_out_of_memory
 
 FILES = ("model/*", "exit.json", "test.json", "choices.json", "*.png")  # that are exported
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
-TOKENS = {"cpu": 2**14, "cuda": 2**19}  # of all rows that go through together
+TOKENS = {"cpu": 2**11, "cuda": 2**19}  # of all rows that go through together; a CPU's cache
 
 
 class Simulator:
     @classmethod
-    def load(cls, run, device=None, model=None, compile=False):
+    def load(cls, run, device=None, model=None, compile=False, precision=None):
         """Read a run or an exported folder; weights that do not belong together are refused.
 
-        `model` is the class of an operator of your own: no code is loaded because a run names it.
-        `compile`, on CUDA: the operator is compiled, and from the third batch of the same size on
-        a whole roll-out is one CUDA graph.
+        model      the class of an operator of your own: no code is loaded because a run names it
+        compile    the operator; on CUDA, from the third batch of the same size on, a whole roll-out
+                   is one CUDA graph
+        precision  of the update, never of the state: float32, tf32 or bfloat16; by default the
+                   fastest that costs no accuracy on the validation split, and float32 on a CPU
         """
+        if precision not in (None, *PRODUCTS):
+            raise UsageError(f"precision={precision!r}: it is one of {', '.join(PRODUCTS)}.")
         self, run = cls(), Path(run)
         if not run.is_dir():
             raise UsageError(f"{run}: there is no such folder; give a run, such as runs/burgers1d, "
@@ -64,18 +68,25 @@ class Simulator:
         self.run, self.operator = run, load_operator(run, model)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.operator.model.to(self.device)
-        self.tasks, known = {}, facts_of(self.operator)
+        self.tasks, self.precisions, known = {}, {}, facts_of(self.operator)
         for name, facts in known.items():
             codec, mark = own_codec(run, name, self.operator.config["lineage"])
             self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark,
                                            plans=self.operator.plans(name))
+            chosen = self.operator.choices.get(name, {}).get("precision", "float32")
+            self.precisions[name] = precision or (
+                chosen if self.device.type == "cuda" else "float32")
         for task in self.tasks.values():
             task.width = max(t.codec.spec.width for t in self.tasks.values())
             task.params = max(len(facts.params) for facts in known.values())
+        self.models = {name: lowered(self.operator.model, name)
+                       for name in {"float32", *self.precisions.values()}}
         self.graphs, self.static = None, {}
+        if compile:
+            for one in self.models.values():
+                one.compile(dynamic=False)
         if compile and self.device.type == "cuda":
-            self.operator.model.compile(dynamic=False)
-            self.graphs = CudaGraphed(lambda key: self._predict(*key[:3], *self.static[key]))
+            self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]))
         return self
 
     def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, accuracy=None,
@@ -118,8 +129,8 @@ class Simulator:
             if (members, batch, out) != (None, None, None):
                 raise UsageError("grad=True keeps every step in memory: leave members, batch and "
                                  "out out.")
-            with products("highest"):
-                return self._predict(index, leads, longest, *self._here(rows)).to(u.device)
+            here = self._here(rows)
+            return self._predict(index, leads, longest, "float32", *here).to(u.device)
         if members and leads[-1] > self.corrector.model.leads(index):
             known = self.corrector.model.leads(index)
             warnings.warn(f"members were learned for up to {known} steps; later ones are drawn as "
@@ -139,7 +150,8 @@ class Simulator:
                         trajectories = range(len(u))[chosen]
                         frames = self._draw(index, leads, *part, members, seed, trajectories)
                     else:
-                        frames = self._replay((index, leads, longest, size), part)
+                        precision = self.precisions[task.name]
+                        frames = self._replay((index, leads, longest, precision, size), part)
                 except Exception as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
@@ -154,19 +166,20 @@ class Simulator:
     def _here(self, rows):
         return [x if x is None else x.to(self.device, torch.float32) for x in rows]
 
-    def _predict(self, index, leads, longest, u, cond, given):
+    def _predict(self, index, leads, longest, precision, u, cond, given):
         """The frames (B, T, C, *grid) at the steps `leads`, by the plan `longest`."""
-        task = list(self.tasks.values())[index]
+        task, model = list(self.tasks.values())[index], self.models[precision]
         z, dt, tokens = self._begin(task, u, given)
-        frames = {lead: task.decode(z) for lead, z in roll_out(
-            self.operator.model, z, dt, cond, index, leads, within(task.plans, longest), tokens)}
+        with products(PRODUCTS[precision]):
+            frames = {lead: task.decode(z) for lead, z in roll_out(
+                model, z, dt, cond, index, leads, within(task.plans, longest), tokens)}
         return torch.stack([frames[lead] for lead in leads], 1)
 
     def _replay(self, key, part):
         """`_predict`, with `compile` as a CUDA graph of batches of `size` rows."""
         if self.graphs is None:
-            return self._predict(*key[:3], *part)
-        rows, size = len(part[0]), key[3]
+            return self._predict(*key[:4], *part)
+        rows, size = len(part[0]), key[4]
         fill = torch.arange(size, device=self.device).clamp(max=rows - 1)  # the last batch
         part = [x if x is None else x[fill] for x in part]
         key += (part[2] is not None and part[2].shape,)
@@ -212,6 +225,7 @@ class Simulator:
                      *(f"{param} {_list(sorted({scale.low, scale.high}))}"
                        for param, scale in zip(spec.params, spec.scales, strict=True))]
             lines.append(f"  {name}: {'; '.join(words)}")
+        lines.append(f"  precision of the update: {', '.join(sorted({*self.precisions.values()}))}")
         return "\n".join([*lines, f"  members are drawn by: {(*finished(self.run), 'nothing')[0]}"])
 
 

@@ -12,7 +12,7 @@ from decaying import DT, NU, STEPS, decaying, noisy, operator
 from ups.config import UsageError
 from ups.data.find import open_fields
 from ups.data.make import make
-from ups.eval import finish
+from ups.eval import finish, plans
 from ups.eval.forecasts import begin, in_words, make_forecasts, start
 from ups.eval.measure import by_trajectory, measure, spectrum_leads, summarise
 
@@ -213,3 +213,19 @@ def test_validation_and_test_of_a_stage_are_means_of_the_same_tables(tmp_path, c
     assert "step 10" in text and "step 20" not in text
     assert f"{result['nrmse_rollout']['operator']:11.2e}" in text
     assert (tmp_path / "rollout.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("share, best", [(0.9, "bfloat16"), (1.01, "bfloat16"), (1.03, "tf32")])
+def test_the_fastest_precision_within_two_percent_is_chosen(monkeypatch, capsys, share, best):
+    """An operator that errs `share` times as much in bfloat16, and as much as it does in tf32."""
+    task, model = decaying(), types.SimpleNamespace(body=types.SimpleNamespace(lower=None))
+    rates = {"float32": -0.1, "tf32": -0.1, "bfloat16": -0.1 * share}
+
+    def rounded(_, precision):
+        return lambda z, dt, cond, *_: z * torch.exp((rates[precision] - 1) * cond[:, :1]
+                                                     * dt[:, None])[..., None]
+
+    monkeypatch.setattr(plans, "lowered", rounded)
+    chosen = plans.choose_precision(Accelerator(cpu=True), task, 0, model, torch.arange(4))
+    assert chosen == best and f"in {best} (nRMSE of the val split: bfloat16" in capsys.readouterr(
+        ).out

@@ -2,7 +2,8 @@
 
 The stage of an operator measures them on the validation split when it ends, and leaves
 
-    choices.json   {task: {"plans": {longest stride: nRMSE of the frames 1, 2, ..}}}
+    choices.json   {task: {"plans": {longest stride: nRMSE of the frames 1, 2, ..},
+                           "precision": of roll-outs on a GPU}}
 
 which is no part of its fingerprint: a Simulator and an evaluation choose by it.
 """
@@ -15,11 +16,13 @@ import torch
 from ups.eval.forecasts import planned, start
 from ups.eval.measure import CHUNK_BYTES, measure
 from ups.eval.metrics import nrmse
-from ups.rollout import roll_out, within
+from ups.models.precision import PRODUCTS, lowered, products
+from ups.rollout import choose_plan, roll_out, within
 from ups.train.ranks import now
 from ups.train.step import exact_inference
 
-ROWS = 64  # trajectories that are timed together
+ROWS = 64     # trajectories that are timed together
+SLACK = 1.02  # largest error of a roll-out in a lower precision / the exact one
 
 
 def choose(run, model, tasks):
@@ -35,12 +38,39 @@ def choose(run, model, tasks):
         task.plans = {n: [e if math.isfinite(e) else 1e30 for e in error.tolist()]
                       for n, error in errors.items()}
         choices[task.name] = {"plans": task.plans}
+        if run.accelerator.device.type == "cuda":
+            own = run.accelerator.unwrap_model(model)
+            choices[task.name]["precision"] = choose_precision(run.accelerator, task, index, own,
+                                                               chosen)
     if run.accelerator.is_main_process:
         run.write("choices.json", choices)
 
 
 def _forecast(task, index, model, longest, s):
     return planned(task, index, model, longest, s.z0, s.dt, s.cond, s.inputs, s.steps)
+
+
+def _rounded(precision, *args):
+    with products(PRODUCTS[precision]):
+        return list(_forecast(*args))
+
+
+def choose_precision(accelerator, task, index, model, chosen):
+    """The fastest precision that a roll-out bears, by the most accurate plan."""
+    facts = task.fields.facts
+    longest, errors = choose_plan(task.plans, range(1, facts.frames)), {}
+    if not hasattr(getattr(model, "body", None), "lower") or hasattr(model, "reshard"):
+        return "float32"  # a model of your own, or one that FSDP2 has cut
+    for precision in PRODUCTS:
+        own = lowered(model, precision)
+        forecast = functools.partial(_rounded, precision, task, index, own, longest)
+        tables, _ = measure(accelerator, task, {precision: forecast}, chosen, only=("nrmse",))
+        errors[precision] = tables[precision]["nrmse"].nanmean().item()
+    fits = [name for name in PRODUCTS if errors[name] <= SLACK * errors["float32"]] or ["float32"]
+    told = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
+    if accelerator.is_main_process:
+        print(f"{task.name}: roll-outs on a GPU in {fits[0]} (nRMSE of the val split: {told}).")
+    return fits[0]
 
 
 @exact_inference

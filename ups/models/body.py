@@ -78,6 +78,7 @@ class TokenBody(nn.Module):
         for p in (*self.out.parameters(), *self.modulation.parameters()):
             nn.init.zeros_(p)
 
+        self.low = None    # what the blocks are computed in, if not as the rest: `lower`
         self.tables = []  # the names of each task's buffers
         for index, task in enumerate(self.tasks):
             mixer = self.blocks[0].mixer
@@ -125,10 +126,19 @@ class TokenBody(nn.Module):
 
         x = x.unflatten(1, spec.tokens)                              # (B, X, Y, Z, inputs)
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        x = x.to(self.low) if self.low else x
         modulation = modulation or self.modulate(scalars, cond, task)
         for block, m in zip(self.blocks, modulation, strict=True):
             x = block(x, m, grid)
+        x = x.to(self.out[task].weight.dtype) if self.low else x
         return self.out[task](x).flatten(1, 3)
+
+    def lower(self, dtype):
+        """Compute the blocks in a dtype: for inference."""
+        self.low = dtype
+        self.blocks.to(dtype)
+        for name in [name for names in self.tables for name in names[1:]]:
+            setattr(self, name, getattr(self, name).to(dtype))
 
     def modulate(self, scalars, cond, task=0):
         """Shift, 1 + scale and gate (B, 1, 1, 1, dim) of both halves of each block, all in one
@@ -144,6 +154,7 @@ class TokenBody(nn.Module):
         bias = torch.cat([layer.bias for layer in self.modulation])
         m = F.linear(F.silu(c), weight, bias)[:, None, None, None].chunk(6 * len(self.blocks), -1)
         m = [1 + part if k % 3 == 1 else part for k, part in enumerate(m)]
+        m = [part.to(self.low) for part in m] if self.low else m
         return [m[k:k + 6] for k in range(0, len(m), 6)]
 
     @torch.no_grad()
