@@ -179,16 +179,16 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     refused(["make", "burgers1d", "--preset", "huge", *out], "no preset huge; there are small")
     refused(["make", "burgers1d", "--beta", 1, *out], "setting beta; it has chunk, frames")
     refused(["make", "burgers1d", "--nuu", 1, *out], "--nuu")
-    refused(["make", "burgers1d", "--frames", 1, *out], "--frames 1 is too small")
-    refused(["make", "burgers1d", "--chunk", 0, *out], "--chunk 0 is too small; 1 is the least")
-    refused(["make", "ns2d", "--grid", 15, *out], "--grid 15 is too small; 16 is the least")
+    refused(["make", "burgers1d", "--frames", 1, *out], "--frames 1 is out of range")
+    refused(["make", "burgers1d", "--chunk", 0, *out], "--chunk 0 is out of range; it must be finite and at least 1")
+    refused(["make", "ns2d", "--grid", 15, *out], "--grid 15 .* at least 16")
     for key, value in (("t_end", 0), ("t_end", "nan"), ("nu", -1), ("nu", "inf")):
-        refused(["make", "burgers1d", f"--{key}", value, *out], f"--{key} {value}: it must be fin")
-    refused(["make", "burgers1d", "--nu", 0.1, 0, *out], "--nu 0: it must be finite")
+        refused(["make", "burgers1d", f"--{key}", value, *out], f"--{key} {value} is out of range")
+    refused(["make", "burgers1d", "--nu", 0.1, 0, *out], "--nu 0 .* above 0")
     (tmp_path / "text").write_text("")
     for name in ("text", "text/data"):
         refused(["make", "burgers1d", *TINY, "--out", tmp_path / name], "cannot be written")
-    refused(["make", "burgers1d", "--device", "gpu", *out], "--device gpu")
+    refused(["make", "burgers1d", "--device", "gpu", *out], "device.*gpu")
     refused(["inspect", tmp_path / "none.h5"], "no such file")
     assert main(["validate", str(tmp_path / "none.h5")]) == 1
     refused([], "required")

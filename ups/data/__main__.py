@@ -8,14 +8,12 @@
 
 import argparse
 import shlex
-from types import SimpleNamespace
 
 from ups.config import Parser, command
 
 MAKE = """Solve a PDE and write the published layout of its task, or run a solver of your own.
 
-    python -m ups.data make burgers1d                            seconds on two cores
-    python -m ups.data make burgers1d --nu 0.001 0.01 0.1        one file per value
+    python -m ups.data make burgers1d --nu 0.001 0.01 0.1                  one file per value
     python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data
     python -m ups.data make ns2d --forcing stochastic --truth 512
     python -m ups.data make my_solver.py --samples 500 --out data/mine     docs/data.md
@@ -25,50 +23,47 @@ the default parameters (small burgers1d and ns2d: nu = 0.01):
 
 """
 SETTINGS = {"samples": "trajectories", "grid": "points per axis", "frames": "stored times",
-            "chunk": "samples solved at once",
+            "chunk": "samples solved at once", "seed": "of the initial conditions [0]",
             "truth": "stochastic ns2d: continuations by the solver of 16 test states"}
-INSPECT = """Say in words what data hold, whether they agree with what is said of them, what else
-could be said, and how to train on them."""
-
-
-def _presets(item):
-    """Sizes of the presets of a task, and its default parameters."""
-    task, solver = item
-    sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
-                      for name, p in solver.PRESETS.items())
-    params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
-    return f"    {task:13s}{sizes}; {params or 'no parameters'}"
 
 
 def parser():
     from ups.data.solvers import SOLVERS
 
+    presets, owners = "", {}
+    for task, solver in SOLVERS.items():
+        sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
+                          for name, p in solver.PRESETS.items())
+        params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
+        presets += f"    {task:13s}{sizes}; {params or 'no parameters'}\n"
+        for name in solver.PARAMS:
+            owners.setdefault(name, []).append(task)
+
     top = Parser(prog="python -m ups.data", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    make = commands.add_parser("make", help="solve and write",
-                               description=MAKE + "\n".join(map(_presets, SOLVERS.items())),
+    make = commands.add_parser("make", description=MAKE + presets, help="solve and write",
                                argument_default=argparse.SUPPRESS)
     make.add_argument("task", help="one of those above, or a Python file")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
     make.add_argument("--out", help="folder for the files [data]")
-    make.add_argument("--device", help="cpu or cuda; the GPU where there is one")
-    make.add_argument("--seed", type=int, help="of the initial conditions [0]")
+    make.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
     for name, text in SETTINGS.items():
         make.add_argument(f"--{name}", type=int, help=text)
     make.add_argument("--t_end", type=float, help="last time")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
                       help="ns2d: stochastic is white noise in time; --grid is then what is kept")
-    for name in sorted({name for solver in SOLVERS.values() for name in solver.PARAMS}):
-        tasks = ", ".join(task for task, solver in SOLVERS.items() if name in solver.PARAMS)
-        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {tasks}")
+    for name, tasks in owners.items():
+        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
 
-    inspect = commands.add_parser("inspect", description=INSPECT, help="data in words")
+    inspect = commands.add_parser("inspect", help="data in words", description="Say what data "
+                                  "hold, whether they agree with what is said of them, what else "
+                                  "could be said, and how to train on them.")
     inspect.add_argument("--plot", metavar="PNG", nargs="?", const="",
                          help="also draw a few trajectories [FILE with .png]")
     validate = commands.add_parser("validate", help="find faults", description="Read data whole "
                                    "and tell every fault; exit code 1 if there is one.")
-    convert = commands.add_parser("convert", description="Write data as the project's own HDF5.",
-                                  help="write own HDF5")
+    convert = commands.add_parser("convert", help="write own HDF5",
+                                  description="Write data as the project's own HDF5.")
     for which in (inspect, validate):
         which.add_argument("data", nargs="+", metavar="DATA", help="files or folders")
     convert.add_argument("source", metavar="IN", help="file or folder")
@@ -82,30 +77,28 @@ def parser():
 
 
 def main(argv=None):
-    args = vars(parser().parse_args(argv))
-    name = args.pop("command")
-    if name == "make":
+    args = parser().parse_args(argv)
+    if args.command == "make":
         from ups.data.make import make
 
-        for path in make(**args):
+        for path in make(**{key: value for key, value in vars(args).items() if key != "command"}):
             print(f"{path}: see python -m ups.data inspect {shlex.quote(str(path))}")
-    elif name == "inspect":
-        from ups.data.describe import inspect
-
-        inspect(SimpleNamespace(**args), args["plot"])
-    elif name == "convert":
+    elif args.command == "convert":
         from ups.data.find import read_facts
         from ups.data.write import convert
 
-        for path in convert(args["source"], args["target"], args["axes"],
-                            read_facts(args["facts"]), args["tasks"]):
-            print(path)
+        print(*convert(args.source, args.target, args.axes, read_facts(args.facts), args.tasks),
+              sep="\n")
+    elif args.command == "inspect":
+        from ups.data.describe import inspect
+
+        inspect(args, args.plot)
     else:
         from ups.data.describe import validate
 
-        faults = validate(SimpleNamespace(**args))
+        faults = validate(args)
         print("\n".join(faults) or "All of it was read: no fault found.")
-        return 1 if faults else 0
+        return int(bool(faults))
     return 0
 
 

@@ -10,6 +10,7 @@ import copy
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -172,13 +173,11 @@ def check_said(fields):
 def contradictions(fields):
     """Yield a sentence for every fact that the data contradict."""
     facts, look = fields.facts, fields.look
-    seen, given, n = look.seen, look.given, len(look.rows)
-    place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
     for name, moved in zip(facts.channels, look.drift(), strict=True):
         if name in facts.conserved and moved > MOVES:
             yield (f"The mean of {name} is said to be conserved, but moves by {moved:.2g} of its "
                    "rms.")
-    for one in filter(None, (seen, given)):
+    for one in filter(None, (look.seen, look.given)):
         for name, low, high in zip(one.names, one.low.min(0), one.high.max(0), strict=True):
             if name in facts.positive and low < -1e-5 * abs(high):
                 yield f"{name} is said to be positive, but falls to {low:.3g}."
@@ -187,25 +186,25 @@ def contradictions(fields):
             yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
                    f"{jump:.2g} times those inside; a last point that repeats the first must be "
                    "left out.")
-    for axis in facts.shifts or ():
-        chance, share, name = shift_doubt(seen, place[axis])
-        if chance <= REFUSED and share > 0.05 and not (given and _uneven(given, place[axis])):
-            yield (f"Solutions are said to shift along {axis}, but averages of {name} over {n} "
-                   f"trajectories depend on {axis} by {100 * share:.2g} % of its spread.")
-    for axis, odd in facts.mirrors:
-        chance, share, name = mirror_doubt(seen, place[axis], odd)
-        if chance <= REFUSED and not (
-                given and mirror_doubt(given, place[axis], odd)[0] <= UNLIKELY):
-            yield (f"Mirrors name {_mirror(axis, odd)}, but an average of {name} that it turns "
-                   f"round has one sign in most of {n} trajectories (mean {share:.2g} of rms; "
-                   f"chance gives {n ** -0.5:.2g}).")
+    place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
+    moves = [(f"A shift along {axis}", partial(shift_doubt, axis=place[axis]))
+             for axis in facts.shifts or ()]
+    moves += [(f"The {_mirror(*one)}", partial(mirror_doubt, axis=place[one[0]], odd=one[1]))
+              for one in facts.mirrors]
+    for move, doubt in moves:
+        chance, share, name = doubt(look.seen)
+        excused = look.given and doubt(look.given)[0] <= UNLIKELY  # inputs move along
+        if chance <= REFUSED and share > 0.05 and not excused:
+            yield (f"{move} is said to give solutions, but averages of {name} over "
+                   f"{len(look.rows)} trajectories contradict it by {100 * share:.2g} % of their "
+                   "spread.")
     some = look.rows[:16]
     if facts.linear and facts.shifts == facts.axes and not facts.inputs:
         same = (fields.params(some) == fields.params(some[:1])).all(1).numpy()
         if (rest := nonlinear(look.read(some[same]))) > 0.2:
             yield (f"The equation is said to be linear, but {100 * rest:.0f} % of a step is no "
                    "linear map of the field.")
-    spacing = [(b - a) / points for (a, b), points in
+    spacing = [(b - a) / n for (a, b), n in
                zip(facts.domain, fields.files[0].facts.grid, strict=True)]
     for vector in facts.vectors if facts.solenoidal else ():
         u = look.read(some)[:, :, [facts.channels.index(name) for name in vector]]

@@ -107,24 +107,23 @@ def scale_of(values):
 
 def check_facts(facts, where):
     """Refuse facts that name what is not there; `where` opens the sentence."""
-    channels, many = {*facts.channels, *facts.inputs}, len(facts.axes)
-    circles = {axis for axis, kind in zip(facts.axes, facts.boundary, strict=False)
-               if kind != "closed"}
+    names, closed = facts.channels + facts.inputs, [
+        axis for axis, kind in zip(facts.axes, facts.boundary, strict=False) if kind == "closed"]
     for fact, words, known in (
-            ("boundary", facts.boundary, {*BOUNDARIES, ""}), ("shifts", facts.shifts, circles),
-            ("conserved", facts.conserved, {*facts.channels}),
-            ("positive", facts.positive, channels), ("vectors", sum(facts.vectors, ()), channels),
-            ("mirrors", [axis for axis, _ in facts.mirrors], {*facts.axes, ""}),
-            ("mirrors' signs", sum((odd for _, odd in facts.mirrors), ()), channels)):
-        if unknown := [word for word in words or () if word not in known]:
-            known = ", ".join(sorted(filter(None, known))) or "nothing here"
-            raise UsageError(f"{where}: {fact} names {unknown[0]!r}; it may name {known}.")
-    if not many or not facts.channels or len(channels) < len(facts.channels + facts.inputs):
-        raise UsageError(f"{where}: channels {facts.channels + facts.inputs} and axes "
-                         f"{facts.axes}: at least one of each, and no name twice.")
-    if len(facts.boundary) != many:
-        raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} should have a word for "
-                         f"each of the {many} axes {' '.join(facts.axes)}.")
+            ("boundary", facts.boundary, (*BOUNDARIES, "")),
+            ("shifts", facts.shifts, {*facts.axes} - {*closed}),
+            ("conserved", facts.conserved, facts.channels), ("positive", facts.positive, names),
+            ("vectors", sum(facts.vectors, ()), names),
+            ("mirrors", [axis for axis, _ in facts.mirrors], (*facts.axes, "")),
+            ("mirrors' signs", sum((odd for _, odd in facts.mirrors), ()), names)):
+        for word in {*(words or ())} - {*known}:
+            raise UsageError(f"{where}: {fact} names {word!r}; it may name "
+                             f"{', '.join(sorted(filter(None, known))) or 'nothing here'}.")
+    if not facts.channels or len({*names}) < len(names):
+        raise UsageError(f"{where}: channels {' '.join(names)!r}: at least one, and none twice.")
+    if len(facts.boundary) != len(facts.axes):
+        raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} needs a word for each of "
+                         f"the axes {' '.join(facts.axes)}.")
 
 
 # facts as files and people say them

@@ -30,7 +30,6 @@ PRESETS = {
     "small": {"samples": 64, "grid": 64, "frames": 41, "t_end": 4.0, "nu": 1e-2, "chunk": 16},
     "medium": {"samples": 1000, "grid": 128, "frames": 41, "t_end": 10.0, "chunk": 125},
 }
-LEAST_GRID = 16  # holds the initial wavenumbers up to 8
 AMPLITUDE, DRAG, WAVE = 1.0, 0.1, 4
 SPEED = 6.0
 
