@@ -180,7 +180,7 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     refused(["make", "burgers1d", "--beta", 1, *out], "setting beta; it has chunk, frames")
     refused(["make", "burgers1d", "--nuu", 1, *out], "--nuu")
     refused(["make", "burgers1d", "--frames", 1, *out], "--frames 1 is out of range")
-    refused(["make", "burgers1d", "--chunk", 0, *out], "--chunk 0 is out of range; it must be finite and at least 1")
+    refused(["make", "burgers1d", "--chunk", 0, *out], "--chunk 0 .* at least 1")
     refused(["make", "ns2d", "--grid", 15, *out], "--grid 15 .* at least 16")
     for key, value in (("t_end", 0), ("t_end", "nan"), ("nu", -1), ("nu", "inf")):
         refused(["make", "burgers1d", f"--{key}", value, *out], f"--{key} {value} is out of range")

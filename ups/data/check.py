@@ -33,10 +33,10 @@ class Look:
     """
 
     def __init__(self, fields):
-        indices = np.asarray(fields.split("train"))
         self.fields = fields = copy.copy(fields)
         fields.facts = facts = replace(fields.facts, grid=fields.files[0].facts.grid)
         fields.stride_x = 1
+        indices = np.asarray(fields.split("train"))
         order = np.random.default_rng(0).permutation(indices if len(indices) else len(fields))
         first = np.sort(np.unique(fields.sample[order], return_index=True)[1])
         frame = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
@@ -53,33 +53,30 @@ class Look:
         """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
         return self.fields.read(rows, self.frames).numpy()
 
-    def drift(self):
-        """For each channel, how far its mean moves, in rms of the channel."""
-        mean, deviation = self.seen.mean, self.seen.deviation
-        size = np.sqrt((np.square(deviation) + np.square(mean).mean(1)).mean(0)) + 1e-30
-        return abs(mean - mean[:, :1]).max((0, 1)) / size
-
 
 class Averages:
-    """Averages over each of n trajectories (T, C, *grid): all that the tests of symmetries need.
+    """Averages over each of n trajectories (T, C, *grid), and v is u without its mean.
 
-    mean (n, T, C) over space; deviation, low and high (n, C); and for each axis
-    profiles (n, 3, C, L) of u, v^2 and (v_t)^2, where v has no mean, pairs (n, 3, C, C): v v,
-    v v_x and v_t v_x, and cubes (n, 3, C): v^3, v_x^3 and v v_t v_x.
+    mean (n, T, C) over space; deviation, low and high (n, C); and for each axis profiles
+    (n, 3, C, L) of u, v^2 and (v_t)^2, and products (n, 3, C, C + 1): v v, v v_x and v_t v_x of
+    two channels, and v^3, v_x^3 and v v_t v_x of one.
     """
 
     def __init__(self, names, trajectories):
         parts = map(np.stack, zip(*map(_averages, trajectories), strict=True))
         self.names, (self.mean, self.deviation, self.low, self.high, *rest) = names, parts
-        self.profiles, self.pairs, self.cubes = rest[::3], rest[1::3], rest[2::3]
+        self.profiles, self.products = rest[::2], rest[1::2]
         self.size = np.sqrt(np.square(self.deviation).mean(0)) + 1e-30  # (C,)
 
+    def drift(self):
+        """For each channel, how far its mean moves, in rms of the channel."""
+        size = np.sqrt(self.size**2 + np.square(self.mean).mean((0, 1)))
+        return abs(self.mean - self.mean[:, :1]).max((0, 1)) / size
+
     def scaled(self, axis):
-        """Profiles along an axis, in units of the spread of u, of its square, of the mean change.
-        """
-        p = self.profiles[axis]
-        change = p[:, 2].mean((0, 2)) + 1e-30
-        return p / np.stack([self.size, self.size**2, change])[..., None]
+        """Profiles in units of the spread of u, of its square, and of the mean change."""
+        change = self.profiles[axis][:, 2].mean((0, 2)) + 1e-30
+        return self.profiles[axis] / np.stack([self.size, self.size**2, change])[..., None]
 
 
 def _averages(u):
@@ -92,11 +89,11 @@ def _averages(u):
     for axis in every[1:]:
         rest = tuple({*every} - {axis})
         slope = np.gradient(w, axis=axis) if w.shape[axis] > 1 else 0 * w
-        pairs = [np.tensordot(a, b, (every, every)) for a, b in
-                 ((w, w), (w, slope), (change, slope))]
+        products = [np.column_stack([np.tensordot(a, b, (every, every)), cube.sum(every)])
+                    for a, b, cube in ((w, w, w**3), (w, slope, slope**3),
+                                       (change, slope, w * change * slope))]
         out += [np.stack([x.mean(rest) for x in (u, v * v, change * change)]),
-                np.stack(pairs) / w[:, 0].size,
-                np.stack([x.mean(every) for x in (w**3, slope**3, w * change * slope)])]
+                np.stack(products) / w[:, 0].size]
     return out
 
 
@@ -119,13 +116,12 @@ def mirror_doubt(seen, axis, odd):
     """
     a, turn = axis or 0, 1 if axis is None else -1
     sign = np.array([-1.0 if name in odd else 1.0 for name in seen.names])
-    p, turned = seen.scaled(a), np.array([1, turn, turn])[:, None]
+    p, turned = seen.scaled(a), np.array([1, turn, turn])[:, None, None]
     change = p - np.stack([sign, sign**2, sign**2])[..., None] * p[..., ::turn]
     modes = np.fft.rfft(change, norm="forward")[..., :MODES // 4]  # (n, 3, C, K)
-    pairs = seen.pairs[a] / np.outer(seen.size, seen.size)
-    pairs = pairs * (turned[..., None] * np.outer(sign, sign) < 0)
-    cubes = seen.cubes[a] / seen.size**3 * (turned * sign < 0)
-    x = np.concatenate([modes.real, modes.imag, pairs, cubes[..., None]], -1)
+    turns = np.column_stack([np.outer(sign, sign), sign]) * turned < 0  # (3, C, C + 1)
+    unit = np.column_stack([np.outer(seen.size, seen.size), seen.size**3])
+    x = np.concatenate([modes.real, modes.imag, seen.products[a] / unit * turns], -1)
     signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(COPIES + 1, len(x)))
     signs[0] = 1
     chance, (_, best), most = _stands_out(x.reshape(1, len(x), -1), signs)
@@ -159,8 +155,8 @@ def divergence(u, spacing):
     """Rms of the divergence of a vector u (n, T, axes, *grid) over that of its gradient."""
     slopes = np.stack([np.gradient(u, h, axis=k) for k, h in enumerate(spacing, start=3)])
     slopes = slopes[(..., *[slice(1, -1)] * len(spacing))]  # (axes, n, T, axes, *grid)
-    total = sum(slope[:, :, k] for k, slope in enumerate(slopes))
-    return float(np.linalg.norm(total) / (np.linalg.norm(slopes) + 1e-30))
+    return float(np.linalg.norm(sum(slope[:, :, k] for k, slope in enumerate(slopes)))
+                 / (np.linalg.norm(slopes) + 1e-30))
 
 
 def check_said(fields):
@@ -173,7 +169,7 @@ def check_said(fields):
 def contradictions(fields):
     """Yield a sentence for every fact that the data contradict."""
     facts, look = fields.facts, fields.look
-    for name, moved in zip(facts.channels, look.drift(), strict=True):
+    for name, moved in zip(facts.channels, look.seen.drift(), strict=True):
         if name in facts.conserved and moved > MOVES:
             yield (f"The mean of {name} is said to be conserved, but moves by {moved:.2g} of its "
                    "rms.")
@@ -216,15 +212,16 @@ def contradictions(fields):
 def proposals(fields):
     """Yield what the data support and nobody said: questions for who knows the equation."""
     facts, look, seen = fields.facts, fields.look, fields.look.seen
-    for name, moved, low in zip(facts.channels, look.drift(), seen.low.min(0), strict=True):
+    for name, moved, low in zip(facts.channels, look.seen.drift(), seen.low.min(0), strict=True):
         if name not in facts.conserved and moved < 1e-5 and not facts.steady:
             yield f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?"
         if name not in facts.positive and low >= 0:
             yield f"{name} is never below {low:.3g}: add positive = {name}?"
     said = {axis for axis, _ in facts.mirrors}
-    for k, axis in enumerate(facts.axes if len(look.rows) >= 4 * LEAST else ()):
-        signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
-        for odd in signs if axis not in said and not facts.inputs else ():
+    signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
+    enough = len(look.rows) >= 4 * LEAST and not facts.inputs
+    for k, axis in enumerate(facts.axes):
+        for odd in signs if enough and axis not in said else ():
             chance, share, _ = mirror_doubt(seen, k, odd)
             if chance > 0.1 and share:
                 yield f"the data do not contradict the {_mirror(axis, odd)}: add it to mirrors?"
@@ -251,20 +248,19 @@ def seam(file):
     for row in range(0, file.samples, -(-file.samples // 32)):
         u = file.read([row], frames)[0].astype(np.float64)
         if np.isfinite(u).all():
-            kept.append([_seam(np.moveaxis(u, axis, -1)) for axis in range(2, u.ndim)])
+            kept.append([max(_seam(np.moveaxis(u, axis, -1), order) for order in (1, 2))
+                         for axis in range(2, u.ndim)])
     return np.quantile(kept, 0.75, axis=0).tolist() if kept else [0.0] * len(file.facts.grid)
 
 
-def _seam(u):
-    """Of the last axis of u (T, C, .., L)."""
-    ratios, rest = [0.0], (0, *range(2, u.ndim))
-    size = np.maximum(u.std(axis=rest)**2, 1e-60)  # (C,)
-    for order in (1, 2) if u.shape[-1] > 3 else ():
-        ends = np.concatenate([u[..., -order:], u[..., :order]], -1)
-        across, inside = ((np.square(np.diff(x, n=order)).mean(rest) / size).sum()
-                          for x in (ends, u))
-        ratios.append(math.sqrt(across / (inside + 1e-30)))
-    return max(ratios)
+def _seam(u, order):
+    """Of the last axis of u (T, C, .., L), of values or slopes."""
+    if u.shape[-1] <= order:
+        return 0.0
+    rest, ends = (0, *range(2, u.ndim)), np.concatenate([u[..., -order:], u[..., :order]], -1)
+    size = np.maximum(u.var(rest), 1e-60)  # (C,)
+    across, inside = ((np.square(np.diff(x, n=order)).mean(rest) / size).sum() for x in (ends, u))
+    return math.sqrt(across / (inside + 1e-30))
 
 
 def shiftable(fields, axes):
@@ -272,12 +268,9 @@ def shiftable(fields, axes):
 
     Inputs shift along, so theirs may.
     """
-    return tuple(axis for axis in axes if len(fields.look.rows) >= LEAST
-                 and not _uneven(fields.look.seen, fields.facts.axes.index(axis)))
-
-
-def _uneven(seen, axis):
-    return shift_doubt(seen, axis)[0] <= UNLIKELY
+    look = fields.look
+    return tuple(axis for axis in axes if len(look.rows) >= LEAST and
+                 shift_doubt(look.seen, fields.facts.axes.index(axis))[0] > UNLIKELY)
 
 
 def _mirror(axis, odd):
