@@ -13,6 +13,7 @@ from ups.data.check import contradictions, proposals, seam, uses
 from ups.data.fields import SPLITS
 from ups.data.file import pieces
 from ups.data.find import fields_of, find, free_run, open_data, read_facts
+from ups.eval import plots
 
 SHOWN = 10  # samples that are named
 
@@ -26,22 +27,21 @@ def inspect(source, picture=None):
     flags = " ".join(f"--{name} {shlex.join([value] if isinstance(value, str) else value)}"
                      for name, value in flags.items() if value)
     for fields in open_data(source, make=False):
-        path = fields.files[0].path
-        print(f"{os.path.commonpath([file.path for file in fields.files])}: {fields.facts.name}")
-        wrong = list(contradictions(fields))
-        for name, text in (*_described(fields), *(("WRONG", one) for one in wrong),
-                           *(("you may say", one) for one in proposals(fields))):
+        facts, path = fields.facts, fields.files[0].path
+        print(f"{os.path.commonpath([file.path for file in fields.files])}: {facts.name}")
+        wrong = [("WRONG", one) for one in contradictions(fields)]
+        maybe = [("you may say", one) for one in proposals(fields)]
+        for name, text in (*_described(fields), *wrong, *maybe):
             print(f"  {name:16s}{text}")
+        script = f"train_{'steady' if facts.steady else 'operator'}.py"
         print("Correct that first, in the file or by --facts." if wrong else
-              "Train on it: accelerate launch "
-              f"train_{'steady' if fields.facts.steady else 'operator'}.py {flags} --run "
-              f"{shlex.quote(str(free_run(fields.facts.name)))}")
+              f"Train on it: accelerate launch {script} {flags} --run "
+              f"{shlex.quote(str(free_run(facts.name)))}")
         if picture is not None:
             png = Path(picture or path.with_suffix(".png"))
             if png.suffix != ".png" or png.resolve() == path.resolve():
                 raise UsageError(f"--plot {png}: name a file of its own that ends in .png.")
-            plot(fields, png)
-            print(f"picture: {png}")
+            plots.picture(png, plots.draw_data, fields)
 
 
 def _described(fields):
@@ -72,32 +72,6 @@ def _described(fields):
                 f"{seen.low[:, c].min():.4g} to {seen.high[:, c].max():.4g}, mean "
                 f"{mean.mean():.4g}, std {std:.4g} (of {len(look.rows)} trajectories)")
     yield "is used", uses(facts)
-
-
-def plot(fields, png):
-    """Draw each channel in a row: four trajectories over (x, t), or five frames of the first."""
-    from matplotlib.figure import Figure
-
-    facts, times = fields.facts, fields.files[0].times[fields.frames.start:]
-    if len(facts.grid) == 1:
-        panels = {f"trajectory {row}": fields.read([row]).numpy()[0].swapaxes(0, 1)
-                  for row in range(min(4, len(fields)))}
-    else:
-        step = slice(int(facts.steady), None, max(1, (facts.frames - 1) // 4))
-        u = fields.read([0], step).numpy()[0]
-        u = u[:, :, u.shape[2] // 2] if len(facts.grid) == 3 else u  # the middle plane
-        panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=False)}
-    values = np.stack([*panels.values()], 1)  # (C, panels, *plane)
-    figure = Figure((2.2 * len(panels) + 1, 2.2 * len(values) + 0.4), layout="compressed")
-    grid = figure.subplots(*values.shape[:2], squeeze=False)
-    for axes, name, row in zip(grid, facts.channels, values, strict=True):
-        for axis, u in zip(axes, row, strict=True):
-            shown = axis.imshow(u, origin="lower", aspect="auto", vmin=row.min(), vmax=row.max())
-            axis.set(xticks=[], yticks=[])
-        figure.colorbar(shown, ax=axes.tolist(), label=name)
-    for axis, title in zip(grid[0], panels, strict=True):
-        axis.set_title(title)
-    figure.savefig(png, dpi=130)
 
 
 def validate(source):
