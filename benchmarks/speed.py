@@ -20,7 +20,6 @@ from benchmarks.baselines import conditions, load_baseline
 from benchmarks.tables import device_name, heading, row
 from ups.config import UsageError, check, command, parse
 from ups.data.find import open_fields
-from ups.data.pdebench import TASKS
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE, nrmse
 from ups.files import read_json
@@ -40,7 +39,7 @@ class Config:
 
     def __post_init__(self):
         check(self, batch=(1, 2**20), repeats=(1, 10**6))
-        fits = [task for task in SOLVERS if TASKS[task].layout != "steady"]
+        fits = [task for task in SOLVERS if "frames" in SOLVERS[task].PRESETS["small"]]
         if self.task not in fits:
             raise UsageError(f"--task {self.task}: it is one of {', '.join(fits)}.")
 

@@ -111,24 +111,12 @@ def test_thinned_closed_axes_are_not_mirrored(name, whole, thinned):
     assert list(symmetries(fields_of(name, stride_x=2))[1]) == thinned
 
 
-@pytest.mark.parametrize("kind, stride_x, same", [("patch", 1, False), ("patch", 2, True),
-                                                  ("grid", 1, True)])
-def test_latents_of_a_learned_codec_are_not_mirrored(kind, stride_x, same):
-    codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=2),
-                                  decode=lambda z: z.mT.unflatten(2, (4, 4)), grid=(4, 4),
-                                  encode=lambda u: u.flatten(2).mT)
-    fields = fields_of("diffreact2d", stride_x=stride_x)
-    task = TaskLatents(fields.facts, codec, "", fields, width=2)
-    z = torch.randn(3, 2, 16, 2)
-    assert torch.equal(task.moved(z, torch.rand(3, 3), torch.zeros(3, 3)), z) == same
-
-
 @pytest.mark.parametrize("kind, same", [("patch", False), ("grid", True)])
-def test_latents_of_a_learned_codec_are_not_added(kind, same):
+def test_latents_of_a_learned_codec_are_neither_mirrored_nor_added(kind, same):
     codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=1),
                                   decode=lambda z: z.mT, encode=lambda u: u.mT, grid=(16,))
     fields = fields_of("advection1d")
     task = TaskLatents(fields.facts, codec, "", fields, width=1)
-    z = torch.randn(3, 2, 16, 1)
-    got = task.moved(z, torch.zeros(3, 3), torch.ones(3, 3), torch.full((3, 4), 0.7))
-    assert torch.equal(got, z) == same
+    z, added = torch.randn(3, 2, 16, 1), torch.tensor([0.0] * 3 + [1.0] * 3 + [0.7] * 4)
+    for move in (torch.zeros(10), added):
+        assert torch.equal(task.augment(z, move.repeat(3, 1))[0], z) == same

@@ -36,12 +36,10 @@ def test_make_and_inspect(task, tmp_path, capsys):
     assert main(["make", task, *tiny(task), "--out", str(tmp_path)]) == 0
     fields = open_fields(task, tmp_path)
     file = fields.files[0]
-    picture = tmp_path / "picture.png"
-    assert main(["inspect", str(file.path), "--plot", str(picture)]) == 0
+    assert main(["inspect", str(file.path)]) == 0
     text = capsys.readouterr().out
     assert f": {task}\n" in text and "axis x          16 points" in text
     assert f"launch train_{'steady' if task == 'darcy2d' else 'operator'}.py --data" in text
-    assert picture.stat().st_size > 5_000
 
     # What is stored is what the solver gives for the same draw.
     solver = SOLVERS[task]
@@ -87,23 +85,20 @@ def test_values_make_files_that_share_initial_conditions(tmp_path):
 
 
 def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
-    read = []
     for samples in (5, 7):
-        out = tmp_path / str(samples)
-        making.make("advection1d", out=out, samples=samples, grid=16, frames=3, chunk=4)
-        read.append(open_fields("advection1d", out).read(range(5)))
-    assert torch.equal(*read)
-    assert not torch.equal(read[0][0], read[0][4])  # another chunk, another generator
+        making.make("advection1d", out=tmp_path / str(samples), samples=samples, grid=16, frames=3,
+                    chunk=4)
+    few, many = (open_fields("advection1d", tmp_path / one).read(range(5)) for one in "57")
+    assert torch.equal(few, many)
+    assert not torch.equal(few[0], few[4])  # another chunk, another generator
 
 
-def test_values_that_the_published_name_leaves_out_make_files_of_their_own(tmp_path):
-    out = ["--out", str(tmp_path)]
-    main(["make", "diffreact2d", *TINY, "--Du", "1e-3", "2e-3", "--k", "0.005", "0.01", *out])
+def test_a_value_that_the_published_name_leaves_out_is_added_to_it(tmp_path):
+    main(["make", "diffreact2d", *TINY, "--Du", "1e-3", "2e-3", "--out", str(tmp_path)])
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"2D_diff-react_NA_NA{extra}.h5" for extra in ("", "_Du0.002", "_k0.01", "_Du0.002_k0.01")}
+        "2D_diff-react_NA_NA.h5", "2D_diff-react_NA_NA_Du0.002.h5"}
     fields = open_fields("diffreact2d", tmp_path)
-    assert fields.params(range(0, 32, 8)).tolist() == [[0.001, 0.005, 0.005], [0.001, 0.005, 0.01],
-                                                       [0.002, 0.005, 0.005], [0.002, 0.005, 0.01]]
+    assert fields.params([0, 8]).tolist() == [[0.001, 0.005, 0.005], [0.002, 0.005, 0.005]]
 
 
 def test_data_are_made_for_the_default_folder_alone(tmp_path, monkeypatch, capsys):
@@ -233,31 +228,20 @@ def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_pa
 
 
 def test_two_makers_at_once_leave_a_sound_file(tmp_path, monkeypatch):
+    argv = ["make", "advection1d", "--samples", "4", "--grid", "16", "--out"]
     real, outcomes = making._solved, []
 
     def meanwhile(*args):  # the file is created and half written
         for part in real(*args):
             yield part
-            again = subprocess.run([sys.executable, "-m", "ups.data", "make", "advection1d",
-                                    "--samples", "4", "--grid", "16", "--out", tmp_path / "a"],
+            again = subprocess.run([sys.executable, "-m", "ups.data", *argv, tmp_path / "a"],
                                    capture_output=True, text=True)
             outcomes.append((again.returncode, again.stderr))
 
-    for folder in ("b", "a"):
-        main(["make", "advection1d", "--samples", "4", "--grid", "16", "--out",
-              str(tmp_path / folder)])
-        monkeypatch.setattr(making, "_solved", meanwhile)
+    main([*argv, str(tmp_path / "b")])
+    monkeypatch.setattr(making, "_solved", meanwhile)
+    main([*argv, str(tmp_path / "a")])
     (code, sentence), = outcomes
     assert code == 2 and "is being written by another process; wait for it.\n" in sentence
-    name = "1D_Advection_Sols_beta0.1.hdf5"
-    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_the_shell_sees_one_sentence_and_code_two(tmp_path):
-    bad = tmp_path / "bad.hdf5"
-    bad.write_text("text")
-    done = subprocess.run([sys.executable, "-m", "ups.data", "inspect", bad], text=True,
-                          capture_output=True, cwd=ROOT)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {bad} cannot be read (")
-    assert done.stderr.count("\n") == 1
+    a, b = (next((tmp_path / one).iterdir()).read_bytes() for one in "ab")
+    assert a == b

@@ -76,6 +76,7 @@ def _make_own(source, path, device, changes, seed):
     known, here = _load(source), re.search(r"^\s*(import|from)\s+torch\b", source.read_text(), re.M)
     settings = {name: one.default for name, one in inspect.signature(
         known["solve"]).parameters.items() if one.default is not one.empty}
+    changes = {key: one[0] if np.ndim(one) else one for key, one in changes.items()}
     job = _changed(source, {"samples": 100, "chunk": 64 if here else 8} | settings, changes)
     job |= {"seed": seed, "solver": sha256(source)}
     if not _complete(path, job):
