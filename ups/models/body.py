@@ -8,6 +8,7 @@ Fourier and plain commute with any circular shift of a periodic grid by whole to
 shifts by multiples of the window.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -15,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ups.models import recipe
 from ups.models.attention import RotaryAttention, WindowAttention
-from ups.models.fourier import FourierMixer, all_waves
+from ups.models.fourier import FourierMixer
 from ups.models.layers import Block, GatedMLP, Grid, PerTask, bounded
 
 BODIES = ("fourier", "plain", "pdet")
 NORMS = ("bounded", "layer")
+PRECISIONS = ("float32", "bfloat16")
 PER_TASK = 2  # of several tasks, every n-th block has an MLP for each
 
 
@@ -32,22 +35,23 @@ class BodyConfig:
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
     norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
     modes: int = 8          # fourier: waves of an axis, at most all; 0: none
-    kernel: int = 5         # fourier: tokens of a convolution; 3 suits 2-D
+    kernel: int = 0         # fourier: tokens of a convolution, odd; 0: 5 in 1-D, else 3
     heads: int = 4          # plain, pdet: attention heads
     window: int = 8         # pdet: tokens of a window along each axis
+    precision: str = "float32"  # of products in the blocks in training: float32 or bfloat16
 
     def __post_init__(self):
-        if self.body not in BODIES:
-            raise ValueError(f"body {self.body!r} is not one of {', '.join(BODIES)}.")
-        if self.norm not in NORMS:
-            raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}.")
-        least = dict.fromkeys(("dim", "depth", "kernel", "heads", "window"), 1)
-        for name, low in (least | {"mlp_ratio": 0.1, "modes": 0}).items():
+        for name, known in (("body", BODIES), ("norm", NORMS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of "
+                                 f"{', '.join(known)}.")
+        least = dict.fromkeys(("dim", "depth", "heads", "window"), 1)
+        for name, low in (least | {"mlp_ratio": 0.1, "modes": 0, "kernel": 0}).items():
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
-        if self.kernel % 2 == 0:
+        if self.kernel and self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel} must be odd.")
 
 
@@ -91,9 +95,7 @@ class TokenBody(nn.Module):
     def _block(self, dim, i):
         c = self.config
         if c.body == "fourier":
-            mixer = PerTask(FourierMixer(dim, [a for a in range(3) if task.tokens[a] > 1],
-                                         min(c.modes, all_waves(task.tokens, task.periodic)),
-                                         c.kernel) for task in self.tasks)
+            mixer = PerTask(self._fourier_mixer(task) for task in self.tasks)
         elif c.body == "plain":
             highest = max(2, *(n for task in self.tasks for n in task.tokens)) // 2
             mixer = RotaryAttention(dim, self.axes, c.heads, highest)
@@ -105,6 +107,11 @@ class TokenBody(nn.Module):
 
         per_task = len(self.tasks) > 1 and (i + 1) % PER_TASK == 0
         return Block(mixer, PerTask(mlp() for _ in self.tasks) if per_task else mlp(), c.norm)
+
+    def _fourier_mixer(self, task):
+        c, axes = self.config, [a for a in range(3) if task.tokens[a] > 1]
+        waves = min(c.modes, recipe.all_waves(task.tokens, task.periodic))
+        return FourierMixer(c.dim, axes, waves, c.kernel or recipe.kernel(len(axes)))
 
     @property
     def hidden(self):
@@ -128,10 +135,17 @@ class TokenBody(nn.Module):
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
         x = x.to(self.low) if self.low else x
         modulation = modulation or self.modulate(scalars, cond, task)
-        for block, m in zip(self.blocks, modulation, strict=True):
-            x = block(x, m, grid)
+        with self._precision(x):
+            for block, m in zip(self.blocks, modulation, strict=True):
+                x = block(x, m, grid)
         x = x.to(self.out[task].weight.dtype) if self.low else x
         return self.out[task](x).flatten(1, 3)
+
+    def _precision(self, x):
+        """Where products are bfloat16, while the residual stream stays as it is: in training."""
+        if self.config.precision == "float32" or not (self.training and torch.is_grad_enabled()):
+            return contextlib.nullcontext()
+        return torch.autocast(x.device.type, torch.bfloat16)
 
     def lower(self, dtype):
         """Compute the blocks in a dtype: for inference."""

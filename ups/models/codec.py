@@ -21,13 +21,14 @@ from torch.nn import functional as F
 
 from ups.models.any_point import interpolate
 from ups.models.precision import products
+from ups.models.recipe import patches
 from ups.relative_error import mean_relative_error
 
 
 @dataclass(frozen=True)
 class CodecConfig:
     kind: str = "patch"       # patch: closed form, fitted here; grid: learned by train_codec.py
-    patch: int = 4            # grid points per token and axis; 1 or more
+    patch: int = 0            # grid points per token and axis; 0: 4 where the grid suits it
     components: str = "auto"  # latent channels per token: a number, all, or auto
     error: float = 1e-4       # nRMSE, 0 to 1, that components auto may lose
     dtype: str = "float32"    # of the cached latents: float32, float16 or bfloat16
@@ -37,8 +38,8 @@ class CodecConfig:
             raise ValueError(f"kind {self.kind}: it is patch or grid.")
         if not (self.components in ("auto", "all") or self.components.isdecimal()):
             raise ValueError(f"components {self.components}: it is auto, all or a number.")
-        if self.patch < 1 or not 0 <= self.error <= 1:
-            raise ValueError(f"patch {self.patch}, error {self.error:g}: patch is at least 1, and "
+        if self.patch < 0 or not 0 <= self.error <= 1:
+            raise ValueError(f"patch {self.patch}, error {self.error:g}: patch is 0 or more, and "
                              "error between 0 and 1.")
 
 
@@ -226,14 +227,15 @@ def component_errors(codec: PatchCodec, batches) -> Tensor:
     return errors / count
 
 
-def patch_sizes(grid, patch) -> tuple[int, ...]:
-    """The patch size of each axis: the divisor of its points that is nearest to `patch`."""
+def patch_sizes(grid, patch=0) -> tuple[int, ...]:
+    """The patch size of each axis: the divisor of its points that is nearest to `patch`, or, where
+    that is 0, to what the recipe says."""
     sizes = []
-    for n in grid:
+    for n, wanted in zip(grid, [patch] * len(grid) if patch else patches(grid), strict=True):
         fits = [k for k in range(1, n + 1) if n % k == 0]
-        size = min(fits, key=lambda k: (max(k / patch, patch / k), k))
-        if not size <= 4 * patch <= 16 * size and size != n:
-            raise ValueError(f"no patch near {patch} divides an axis of {n} points; patches of "
+        size = min(fits, key=lambda k: (max(k / wanted, wanted / k), k))
+        if not size <= 4 * wanted <= 16 * size and size != n:
+            raise ValueError(f"no patch near {wanted} divides an axis of {n} points; patches of "
                              f"{', '.join(map(str, fits))} do.")
         sizes.append(size)
     return tuple(sizes)

@@ -46,10 +46,8 @@ class FourierMixer(nn.Module):
     def forward(self, x, grid):
         taps = [x]
         for axis in self.axes:
-            padded = _pad(x, axis + 1, self.reach, grid.periodic[axis])
-            taps += [padded.narrow(axis + 1, o, x.shape[axis + 1])
-                     for o in range(2 * self.reach + 1) if o != self.reach]
-        weights = self.taps.view(-1, x.shape[-1]).unbind()
+            taps += _neighbours(x, axis + 1, self.reach, grid.periodic[axis])
+        weights = self.taps.to(x.dtype).view(-1, x.shape[-1]).unbind()
         near = x * weights[0]
         for tap, weight in zip(taps[1:], weights[1:], strict=True):
             near += tap * weight  # in place: each new tensor costs as much as the product
@@ -57,28 +55,26 @@ class FourierMixer(nn.Module):
         if self.modes is None:
             return y
         if len(grid.tables) == 2:
-            return y + _waves(x.flatten(1, 3), self.modes.flatten(0, 1), *grid.tables).view(x.shape)
+            return y + _waves(x.flatten(1, 3), 1, self.modes.flatten(0, 1),
+                              *grid.tables).view(x.shape)
         for axis, weight, analysis, synthesis in zip(self.axes, self.modes.unbind(1),
                                                      grid.tables[::2], grid.tables[1::2],
                                                      strict=True):
-            along = x.movedim(axis + 1, 3)
-            z = _waves(along.flatten(0, 2), weight, analysis, synthesis)
-            y += z.view(along.shape).movedim(3, axis + 1)
+            y += _waves(x, axis + 1, weight, analysis, synthesis)
         return y
 
 
-def all_waves(tokens, periodic):
-    """How many waves the axis of a token grid has that has most."""
-    return max(n // 2 + 1 if circle else n for n, circle in zip(tokens, periodic, strict=True))
-
-
-def _waves(x, weight, analysis, synthesis):
-    """Tokens (B, n, dim) -> coefficients -> dim x 2 dim for each wave number -> tokens; the
-    synthesis table combines real and imaginary products, so no complex number is ever formed."""
-    a = torch.matmul(analysis, x).unflatten(1, (len(weight), -1))  # (B, waves, k, dim)
-    b = torch.bmm(a.transpose(0, 1).flatten(1, 2), weight)         # (waves, B * k, 2 dim)
-    b = b.unflatten(1, (len(x), -1)).transpose(0, 1)               # (B, waves, k, 2 dim)
-    return torch.matmul(synthesis, b.reshape(len(x), -1, x.shape[-1]))
+def _waves(x, axis, weight, analysis, synthesis):
+    """Tokens (B, .., n, .., dim) -> coefficients along an axis -> dim x 2 dim for each wave number
+    -> tokens; the synthesis table combines real and imaginary products, so no complex number is
+    ever formed. What lies before and behind the axis is batch and columns: x itself is not moved.
+    """
+    dim, before, n, waves = x.shape[-1], math.prod(x.shape[:axis]), x.shape[axis], len(weight)
+    a = torch.matmul(analysis, x.reshape(before, n, -1))           # (before, waves k, after dim)
+    a = a.view(before, waves, -1, dim).transpose(0, 1).flatten(1, 2)
+    b = torch.bmm(a, weight)                                       # (waves, before k after, 2 dim)
+    b = b.view(waves, before, len(analysis) // waves, -1, 2, dim).permute(1, 0, 2, 4, 3, 5)
+    return torch.matmul(synthesis, b.reshape(before, synthesis.shape[1], -1)).view(x.shape)
 
 
 def _both_axes(pairs, modes):
@@ -122,14 +118,18 @@ def fourier_basis(n, modes, periodic):
     return analysis.flatten(1).T.contiguous(), synthesis.flatten(1)
 
 
-def _pad(x, axis, reach, periodic):
-    """Extend an axis on both sides: around the circle, if need be more than once, or by
-    repeating the last token."""
-    n = x.shape[axis]
+def _neighbours(x, axis, reach, periodic):
+    """The tokens at -reach .. reach from each along an axis, but for itself; beyond an end around
+    the circle, if need be more than once, or the last token."""
+    n, offsets = x.shape[axis], [o for o in range(-reach, reach + 1) if o]
+    if periodic and x.is_cuda:  # compiled, all become one kernel that only reads, and back alike
+        return [x.roll(-o, axis) for o in offsets]
     if periodic and reach > n:
-        return x.index_select(axis, torch.arange(-reach, n + reach, device=x.device) % n)
-    if periodic:
-        return torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
-    sizes = [reach if a == axis else -1 for a in range(x.ndim)]
-    first, last = x.narrow(axis, 0, 1), x.narrow(axis, n - 1, 1)
-    return torch.cat([first.expand(sizes), x, last.expand(sizes)], axis)
+        padded = x.index_select(axis, torch.arange(-reach, n + reach, device=x.device) % n)
+    elif periodic:
+        padded = torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
+    else:
+        sizes = [reach if a == axis else -1 for a in range(x.ndim)]
+        first, last = x.narrow(axis, 0, 1), x.narrow(axis, n - 1, 1)
+        padded = torch.cat([first.expand(sizes), x, last.expand(sizes)], axis)
+    return [padded.narrow(axis, reach + o, n) for o in offsets]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Grid(NamedTuple):
@@ -32,20 +33,34 @@ class Grid(NamedTuple):
 class Block(nn.Module):
     """One residual block; with gates of zero it is the identity."""
 
+    recompute = False  # keep only the input for the backward pass, and compute the rest again
+
     def __init__(self, mixer, mlp, norm):
         super().__init__()
         self.mixer, self.mlp, self.layer = mixer, mlp, norm == "layer"
 
     def forward(self, x, modulation, grid):
         """x (B, X, Y, Z, dim), modulation: six of (B, 1, 1, 1, dim) -> (B, X, Y, Z, dim)"""
+        if self.recompute and torch.is_grad_enabled():  # inside the block, for FSDP2 wraps it
+            return checkpoint(self._both, x, modulation, grid, use_reentrant=False,
+                              preserve_rng_state=False)
+        return self._both(x, modulation, grid)
+
+    def _both(self, x, modulation, grid):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        y = torch.addcmul(shift, self.norm(x), scale)
+        y = lowered(torch.addcmul(shift, self.norm(x), scale))
         x = torch.addcmul(x, gate, self.mixer(y, grid))
-        y = torch.addcmul(mlp_shift, self.norm(x), mlp_scale)
+        y = lowered(torch.addcmul(mlp_shift, self.norm(x), mlp_scale))
         return torch.addcmul(x, mlp_gate, self.mlp(y, grid))
 
     def norm(self, x):
         return F.layer_norm(x, x.shape[-1:]) if self.layer else x
+
+
+def lowered(x):
+    """x as autocast's products want it: cast once, and read by all."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class GatedMLP(nn.Module):
