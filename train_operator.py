@@ -16,6 +16,7 @@ from ups.eval.finish import test_operator, validate
 from ups.latents import open_latents
 from ups.models.codec import CodecConfig
 from ups.models.latent_operator import LatentOperator, OperatorConfig
+from ups.models.recipe import SIZES
 from ups.parent import begin_from
 from ups.train import noise
 from ups.train.ema import EMA
@@ -32,6 +33,8 @@ class Config(RunConfig):
     strides: tuple[int, ...] = (1,)  # frames that a step goes: steps of all these sizes, in turn
     codec: CodecConfig = CodecConfig()
     # model
+    SIZES = SIZES               # what --size stands for: ups/models/recipe.py
+    size: str = "s"             # s, m, l or xl: width, depth, batch, steps and rates together
     init: str = ""              # run whose codec, sizes and weights training begins from
     model: OperatorConfig = OperatorConfig()
     # optimisation

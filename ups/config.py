@@ -101,7 +101,16 @@ def parse(cls, argv=None, description=None):
         values = read_config(path)
         if wrong := [key for key in values if key not in fields]:
             raise UsageError(f"{path}: {_unknown(wrong[0], fields)}")
-    return build(cls, values | flags)
+    return build(cls, _size(cls, values) | values | _size(cls, flags) | flags)
+
+
+def _size(cls, given):
+    """The fields that `size` stands for in a class with SIZES; single ones win over it."""
+    if not hasattr(cls, "SIZES") or "size" not in given:
+        return {}
+    if given["size"] not in cls.SIZES:
+        raise UsageError(f"--size {given['size']}: it is one of {', '.join(cls.SIZES)}.")
+    return cls.SIZES[given["size"]]
 
 
 def check(cfg, **bounds):

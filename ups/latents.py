@@ -25,6 +25,7 @@ from ups.data.fields import Fields
 from ups.data.find import open_data
 from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
+from ups.models.recipe import told
 from ups.parent import inherit_codec
 from ups.stages import load_codec
 from ups.train.checkpoint import export_model
@@ -255,7 +256,8 @@ def open_tasks(accelerator, cfg, split=None, **codec):
     tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
     if split == "train" and accelerator.is_main_process:
         for task in tasks:
-            print(f"{task.name}: {uses(task.facts)}")
+            print(f"{task.name}: {uses(task.facts)}\n"
+                  f"{task.name}: {told(task.codec, getattr(cfg, 'model', None))}")
     for task in tasks:
         task.width = max(t.codec.spec.width for t in tasks)
         task.params = max(len(t.facts.params) for t in tasks)
@@ -305,7 +307,7 @@ def _fit_codec(folder, cfg, fields, asked):
     components = int(components) if components.isdecimal() else components
     try:
         sizes = patch_sizes(facts.grid, patch)
-        if any(size != patch for size in sizes):
+        if patch and any(size != patch for size in sizes):
             grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
             print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --codec.patch "
                   f"{patch} does not.")

@@ -74,6 +74,7 @@ class RunConfig:
     # run
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # where the latents are; made there when absent
+    recompute: bool = False      # compute activations of a block twice: less memory, more time
     micro_batch: int = 0         # rows of a process in a forward pass; 0: all; saves memory
     workers: int = 0             # loader processes per rank; 0 is fast: the cache is mapped
     compile: bool = False        # compile the model; on CUDA replay each step as one graph
@@ -156,7 +157,11 @@ class Run:
                           num_workers=cfg.workers, pin_memory=pin)
 
     def compile(self, model):
-        """With --compile, `model` compiled in place, one variant per task and shape."""
+        """With --compile, `model` compiled in place, one variant per task and shape; with
+        --recompute, its blocks keep no activations."""
+        for module in model.modules():
+            if hasattr(module, "recompute"):
+                module.recompute = self.cfg.recompute
         if self.cfg.compile:
             tasks = len(self.sampler.sizes) if self.sampler else 1
             torch._dynamo.config.recompile_limit = 8 + 4 * tasks  # more of them is an error
