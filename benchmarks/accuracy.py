@@ -1,15 +1,16 @@
 """Error after the same seconds of training: the operator, an FNO and a U-Net, on the same data.
 
-    python -m benchmarks.accuracy --task burgers1d --seconds 100
-    python -m benchmarks.accuracy --task diffreact2d ns2d --models operator unet
-    python -m benchmarks.accuracy --models "operator --codec.patch 2" fno "fno --model.width 96"
+    python -m benchmarks.accuracy                                   # five tasks, one recipe
+    python -m benchmarks.accuracy --task ns2d --models "operator --size l" "fno --model.width 96"
+    python -m benchmarks.accuracy --split val --steps 4000 --parallel 6 --models \\
+        "operator --size m" "operator --size m --lr 4e-3"           # a sweep of settings
 
 A model is a name and, in quotes, flags that change it: fields of `train_operator.Config` for the
-operator, of `FNORecipe` and `UNetRecipe` for the baselines (benchmarks/baselines.py). What they do
-not name is as in benchmarks/chosen.py, which differs from task to task. The operator is trained by
-`train_operator.main`. --seed 1 is another experiment: other data and other weights. Models train
-one after the other, each in a process of its own, for as many steps as fit the seconds
-(benchmarks/budget.py). Compilation and validation are not counted.
+operator, which is trained by `train_operator.main` with these flags and nothing else; of
+`FNORecipe` and `UNetRecipe` for the baselines, whose settings differ from task to task
+(benchmarks/baselines.py). --seed 1 is another experiment: other data and other weights. Each model
+trains in a process of its own, for as many steps as fit the seconds (benchmarks/budget.py).
+Compilation and validation are not counted. Several at a time share the card: give them --steps.
 
 A result is stored in --out under the hash of its configuration and never computed twice. The code
 is no part of the hash: give another --out where the code has changed. The settings are those for
@@ -27,16 +28,16 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 import train_operator as script
 from benchmarks import scripts
-from benchmarks.baselines import BASELINES, train_baseline
+from benchmarks.baselines import BASELINES, chosen_for, train_baseline
 from benchmarks.budget import MOMENTS, VAL, WARMUP, steps_within, trial_steps
-from benchmarks.chosen import DATA, flags_of
-from benchmarks.ratios import report
+from benchmarks.ratios import report, summary
 from benchmarks.tables import device_name
 from ups.config import UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
@@ -46,6 +47,12 @@ from ups.files import lock_folder, read_json, write_json
 from ups.train.tracking import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
+DATA = {  # what is changed in the preset medium: sizes for minutes of training
+    "diffreact2d": {"samples": 500, "frames": 51},
+    "swe2d": {"samples": 500, "frames": 51},
+    "ns2d": {"samples": 500, "grid": 64, "nu": 0.005},
+    "burgers1d": {}, "advection1d": {},
+}
 GIVEN = {  # fields of train_operator.Config that the benchmark sets
     "tasks", "data", "cache", "run", "steps", "warmup", "eval_every", "save_every", "log_every",
     "val_trajectories", "compile", "dry_run", "seed"}
@@ -53,16 +60,18 @@ GIVEN = {  # fields of train_operator.Config that the benchmark sets
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    task: tuple[str, ...] = ("burgers1d",)  # one or several
-    models: tuple[str, ...] = ("operator", "fno", "unet")  # each with its flags, in quotes
+    task: tuple[str, ...] = tuple(DATA)  # one or several
+    models: tuple[str, ...] = ("operator --size m", "fno", "unet")  # each with its flags, in quotes
     seconds: float = 100.0  # of training steps, for each model and task
+    steps: int = 0          # so many steps, instead of seconds
+    parallel: int = 1       # trainings at a time
     split: str = "test"     # val: to choose settings
     preset: str = "medium"  # of the data, which are made where missing; small for a CPU
     out: str = "benchmarks/results"  # results by hash, data, logs and pictures
     seed: int = 0           # of data, weights and batches
 
     def __post_init__(self):
-        check(self, seconds=(0.1, 1e6), seed=(0, 2**31))
+        check(self, seconds=(0.1, 1e6), seed=(0, 2**31), steps=(0, 10**9), parallel=(1, 64))
         if self.split not in ("val", "test"):
             raise UsageError(f"--split {self.split}: it is val or test.")
         for task in self.task:
@@ -132,7 +141,7 @@ def train_operator(cell, folder):
     step = 1 / scripts.speed(script, words("probe", few + timed, 1), timed,
                              validate=lambda *args: {"val/nrmse_rollout": math.inf},
                              test_operator=lambda *args: None)
-    steps = steps_within(cell["seconds"], step)
+    steps = cell["steps"] or steps_within(cell["seconds"], step)
     scripts.run(script, words("run", steps, MOMENTS), test_operator=finish)
     lines = Metrics(folder / "run" / "operator" / "metrics.jsonl").read()
     curve = [(line["step"] * step, line["val/nrmse_rollout"]) for line in lines
@@ -184,30 +193,33 @@ def main(argv=None):
                          '"unet --lr 1e-3".') from None
     out, cells = Path(cfg.out).resolve(), {}
     for task, model in itertools.product(dict.fromkeys(cfg.task), cfg.models):
-        cell = {"kind": model.split()[0], "flags": flags_of(model, task), "task": task,
-                "seconds": cfg.seconds, "seed": cfg.seed, "device": device_name(),
-                "split": cfg.split}
+        kind, *flags = shlex.split(model)
+        cell = {"kind": kind, "flags": [*chosen_for(kind, task), *flags], "task": task,
+                "seconds": cfg.seconds, "steps": cfg.steps, "seed": cfg.seed,
+                "device": device_name(), "split": cfg.split}
         try:
             cells[task, model] = cell, settings(cell)
         except UsageError as error:
             raise UsageError(f"{model}: {error}") from None
-    failed = False
-    with lock_folder(out, "--out"):
-        for task in dict.fromkeys(cfg.task):
-            data, about = make_data(task, cfg, out)
-            results = {}
-            for model in cfg.models:
-                cell, chosen = cells[task, model]
-                key = digest(cell | {"data": about, "flags": "", "settings": chosen})
-                result = train(cell | {"data": about, "folder": str(data)},
-                               out / f"{task}_{cell['kind']}_{key}")
-                results |= {model: result} if result else {}
-                failed |= result is None
+
+    def result_of(task, model):
+        cell, chosen = cells[task, model]
+        folder, about = data[task]
+        key = digest(cell | {"data": about, "flags": "", "settings": chosen})
+        return train(cell | {"data": about, "folder": str(folder)},
+                     out / f"{task}_{cell['kind']}_{key}")
+
+    with lock_folder(out, "--out"), ThreadPoolExecutor(cfg.parallel) as pool:
+        data = {task: make_data(task, cfg, out) for task in dict.fromkeys(cfg.task)}
+        jobs = {key: pool.submit(result_of, *key) for key in cells}
+        tables = {task: {model: result for (of, model), job in jobs.items()
+                         if of == task and (result := job.result())} for task in data}
+        for task, results in tables.items():
             if results:
                 report(task, results, out)
-    if not failed:
-        print(f"\n{NRMSE}.")
-    return failed
+    summary(tables)
+    print(f"\n{NRMSE}.")
+    return not all(job.result() for job in jobs.values())
 
 
 if __name__ == "__main__":

@@ -11,26 +11,29 @@ for its test. `perform_tests_on_rollout` judges every model on 30 other initial 
 is the geometric mean of the package's mean nRMSE over steps 1 to 100, twice as long as the
 trajectories of the training. A model may have flags: "operator --model.dim 16 --model.depth 4".
 
-Results lie in --out under a hash of what they depend on, and are never computed twice.
+Results lie in --out under a hash of what they depend on, and are never computed twice. Where a GPU
+has no JAX: `--models data` writes the data here, `--models operator` there, on a copy of --out,
+trains the operators and stores their roll-outs, and the same command here judges them.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-import os
-import platform
 import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # of a GPU that is shared
+import numpy as np
+import torch
 
 from benchmarks.scripts import CHILD
-from benchmarks.tables import heading, row
+from benchmarks.tables import device_name, heading, row
+from ups import Simulator
 from ups.config import UsageError, check, command, parse
+from ups.data import write_fields
 from ups.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +46,7 @@ LEADS = 100  # steps that count
 @dataclasses.dataclass(frozen=True)
 class Config:
     scenarios: tuple[str, ...] = SCENARIOS  # names of apebench.scenarios.scenario_dict
-    models: tuple[str, ...] = ("operator", *NETWORKS)
+    models: tuple[str, ...] = ("operator", *NETWORKS)  # a network's own text, or data alone
     axes: int = 1                # of space, 1 to 3
     seed: int = 0                # of the weights
     out: str = "benchmarks/results/apebench"  # data, runs and results by hash
@@ -52,20 +55,8 @@ class Config:
         check(self, axes=(1, 3), seed=(0, 2**31))
 
 
-def measure(scenario, model, cfg, folder):
-    """Train and judge one model; what is told of it."""
-    begin = time.perf_counter()
-    if model.split()[0] == "operator":
-        parameters, rollout = by_operator(scenario, model.split()[1:], cfg, folder)
-    else:
-        parameters, rollout = by_apebench(scenario, model, cfg)
-    seconds = time.perf_counter() - begin
-    errors = scenario.perform_tests_on_rollout(rollout)["mean_nRMSE"][0]
-    return {"parameters": parameters, "seconds": seconds, "nrmse": [float(e) for e in errors]}
-
-
 def by_apebench(scenario, network, cfg):
-    """One of the package's networks by the package's protocol, rolled out: (samples, T, C, *grid)"""
+    """One of the package's networks by its protocol, rolled out: (samples, T, C, *grid)."""
     import equinox
     import exponax
     import jax
@@ -79,77 +70,96 @@ def by_apebench(scenario, network, cfg):
     return sum(leaf.size for leaf in leaves), roll(scenario.get_test_ic_set())
 
 
-def by_operator(scenario, flags, cfg, folder):
+def by_operator(data, flags, cfg, folder):
     """The operator by its own script, rolled out by the Simulator."""
-    import jax.numpy
-    import numpy
-
-    from ups import Simulator
-    from ups.data import write_fields
-
-    data, run = folder / "data.h5", folder / "run"
-    if not data.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_fields(data, numpy.asarray(scenario.get_train_data()), boundary="periodic",
-                     dt=1.0)
-    words = ["train_operator.py", "--run", run, "--data", data, "--cache", folder / "cache",
-             "--seed", cfg.seed, *flags]
+    words = ["train_operator.py", "--run", folder / "run", "--data", data / "data.h5", "--cache",
+             folder / "cache", "--seed", cfg.seed, *flags]
+    words += ["--compile"] if torch.cuda.is_available() else []
     with open(folder / "log.txt", "a") as log:
         done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, stdout=log, stderr=log,
                               env=CHILD)
     if done.returncode:
         raise UsageError(f"the training failed; {folder}/log.txt says why.")
-    sim = Simulator.load(run)
-    u0 = numpy.asarray(scenario.get_test_ic_set())
-    u = sim.rollout(u0, scenario.test_temporal_horizon)
-    return sum(p.numel() for p in sim.operator.model.parameters()), jax.numpy.asarray(u)
+    sim = Simulator.load(folder / "run")
+    u = sim.rollout(np.load(data / "u0.npy"), read_json(data / "about.json")["steps"])
+    return sum(p.numel() for p in sim.operator.model.parameters()), u
+
+
+def measure(scenario, data, model, cfg, folder):
+    """Train a model and roll it out, where that is not done; then let the package judge it."""
+    result = read_json(folder / "result.json")
+    if not result:
+        folder.mkdir(parents=True, exist_ok=True)
+        begin, (kind, *flags) = time.perf_counter(), shlex.split(model)
+        parameters, rollout = (by_operator(data, flags, cfg, folder) if kind == "operator"
+                               else by_apebench(scenario, model, cfg))
+        np.save(folder / "rollout.npy", np.asarray(rollout))
+        result = {"model": model, "parameters": parameters, "device": device_name(),
+                  "seconds": time.perf_counter() - begin, "at": time.strftime("%Y-%m-%d")}
+        write_json(folder / "result.json", result)
+    if "nrmse" not in result and scenario:
+        errors = scenario.perform_tests_on_rollout(np.load(folder / "rollout.npy"))["mean_nRMSE"]
+        result["nrmse"] = [float(e) for e in errors[0]]
+        write_json(folder / "result.json", result)
+    return result
+
+
+def write_data(scenario, data):
+    """The trajectories of the training as one of our files, and the states to start from."""
+    if (data / "about.json").exists():
+        return
+    data.mkdir(parents=True, exist_ok=True)
+    write_fields(data / "data.h5", np.asarray(scenario.get_train_data()), boundary="periodic", dt=1)
+    np.save(data / "u0.npy", np.asarray(scenario.get_test_ic_set()))
+    write_json(data / "about.json", {"steps": scenario.test_temporal_horizon})
 
 
 def score(result):
     """Geometric mean of the error over the first steps; infinite where a roll-out overflows."""
-    errors = result["nrmse"][:LEADS]
-    if not all(0 < e < math.inf for e in errors):
+    errors = result.get("nrmse", [])[:LEADS]
+    if len(errors) < LEADS or not all(0 < e < math.inf for e in errors):
         return math.inf
     return math.exp(sum(map(math.log, errors)) / LEADS)
 
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    try:
-        import apebench
-    except ImportError:
-        raise UsageError("this benchmark needs `pip install apebench`.") from None
-    known = apebench.scenarios.scenario_dict
-    for name in cfg.scenarios:
-        if name not in known:
-            raise UsageError(f"--scenarios {name}: it is one of {', '.join(sorted(known))}.")
     out, ratios = Path(cfg.out).resolve(), []
-    heading(f"APEBench {cfg.axes}-D, {platform.machine()}, seed {cfg.seed}: geometric mean of the "
-            f"mean nRMSE over steps 1 to {LEADS}", "scenario, model", "parameters", "seconds",
-            "nRMSE", "ratio")
+    try:
+        from apebench.scenarios import scenario_dict as known
+    except ImportError:
+        if any("operator" not in model for model in cfg.models):
+            raise UsageError("this benchmark needs `pip install apebench`.") from None
+        known = None
+    heading(f"APEBench {cfg.axes}-D, {device_name()}, seed {cfg.seed}: geometric mean of the mean "
+            f"nRMSE over steps 1 to {LEADS}", "scenario, model", "parameters", "seconds", "nRMSE",
+            "ratio")
     for name in cfg.scenarios:
-        scenario, scores = known[name](num_spatial_dims=cfg.axes), {}
+        if known is not None and name not in known:
+            raise UsageError(f"--scenarios {name}: it is one of {', '.join(sorted(known))}.")
+        scenario = known and known[name](num_spatial_dims=cfg.axes)
+        data = out / f"{name}_{cfg.axes}d"
+        if scenario:
+            write_data(scenario, data)
+        scores = {}
         for model in cfg.models:
+            if model == "data":
+                continue
             about = [name, cfg.axes, shlex.split(model), cfg.seed]
             key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
-            folder = out / f"{name}_{cfg.axes}d_{model.split(';')[0].split()[0]}_{key}"
-            if not (result := read_json(folder / "result.json")):
-                result = measure(scenario, model, cfg, folder)
-                folder.mkdir(parents=True, exist_ok=True)
-                write_json(folder / "result.json", result | {
-                    "scenario": name, "model": model, "at": time.strftime("%Y-%m-%d")})
+            folder = out / f"{data.name}_{model.split(';')[0].split()[0]}_{key}"
+            result = measure(scenario, data, model, cfg, folder)
             scores[model] = score(result)
-            theirs = [scores[m] for m in scores if not m.startswith("operator")]
             row(f"{name}, {model}", f"{result['parameters']:,}", f"{result['seconds']:.0f}",
-                f"{scores[model]:.2e}", "")
-        ours = [m for m in scores if m.startswith("operator")]
+                f"{scores[model]:.2e}", result["device"])
+        ours = [model for model in scores if model.startswith("operator")]
+        theirs = [scores[model] for model in scores if model not in ours]
         for model in ours if theirs else ():
-            ratio = scores[model] / min(theirs)
-            ratios += [ratio] if model == ours[0] else []
-            row(f"{name}, {model} / best network", "", "", "", f"{ratio:.3f}")
+            ratios.append(scores[model] / min(theirs))
+            row(f"{name}, {model} / best network", "", "", "", f"{ratios[-1]:.3f}")
     if ratios:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"\n{ours[0]}: geometric mean of {len(ratios)} ratios {mean:.3f}, the largest "
+        print(f"\ngeometric mean of {len(ratios)} ratios {mean:.3f}, the largest "
               f"{max(ratios):.3f}.")
 
 

@@ -1,5 +1,7 @@
 """What benchmarks/accuracy.py prints and draws of a task: the table, the ratios, the picture."""
 
+import math
+
 import torch
 
 from benchmarks.tables import heading, row
@@ -46,6 +48,24 @@ def report(task, results, out):
               f"[{low:.2f}, {high:.2f}]")
     name = f"{task}_{first['seconds']:g}s_{first['split']}_seed{first['seed']}.png"
     picture(out / name, draw, title + end, results)
+
+
+def summary(tables):
+    """The roll-out errors of all tasks, and their geometric mean as a share of the first one's."""
+    models = list(dict.fromkeys(model for results in tables.values() for model in results))
+    heading("roll-out nRMSE", "model", *tables, "mean")
+    for model in models:
+        errors = [mean_of(results.get(model)) for results in tables.values()]
+        shares = [e / mean_of(results.get(models[0]))
+                  for e, results in zip(errors, tables.values(), strict=True)]
+        mean = math.exp(sum(map(math.log, shares)) / len(shares))
+        row(model, *[f"{e:.2e}" for e in errors], f"{mean:.3f}")
+
+
+def mean_of(result):
+    """The mean roll-out error of a result; nan where there is none."""
+    errors = result["scores"]["rollout"] if result else [math.nan]
+    return sum(errors) / len(errors)
 
 
 def draw(figure, title, results):
