@@ -7,10 +7,10 @@ def row(first, *cells, width=36):
     print(f"| {first:{width}} | {' | '.join(f'{cell:>9}' for cell in cells)} |", flush=True)
 
 
-def heading(title, *columns):
+def heading(title, *columns, width=36):
     print(f"\n{title}\n")
-    row(*columns)
-    row(*["---"] * len(columns))
+    row(*columns, width=width)
+    row(*["---"] * len(columns), width=width)
 
 
 def device_name():

@@ -28,26 +28,22 @@ from ups.train.step import Backward
 @dataclass(frozen=True)
 class ConvNetConfig:
     channels: int = 64          # of the hidden layers
-    kernel: int = 5             # tokens of a convolution along each axis, odd
 
 
 class ConvNet(nn.Module):
     def __init__(self, config, tasks):
         super().__init__()
-        self.tokens, width = tasks[0].tokens, tasks[0].width  # of one data set
-        kernel = [min(config.kernel, n - 1 + n % 2) for n in self.tokens]
-        sizes = [width + 1 + len(tasks[0].params), config.channels, config.channels, width]
-        self.layers = nn.ModuleList(
-            nn.Conv3d(i, o, kernel, padding="same", padding_mode="circular")
-            for i, o in zip(sizes, sizes[1:], strict=False))
-        nn.init.zeros_(self.layers[-1].weight)  # "no change" at the start
+        self.tokens, width, c = tasks[0].tokens, tasks[0].width, config.channels  # of one data set
+        kernel = [min(5, n - 1 + n % 2) for n in self.tokens]
+        conv = partial(nn.Conv3d, kernel_size=kernel, padding="same", padding_mode="circular")
+        self.net = nn.Sequential(conv(width + 1 + len(tasks[0].params), c), nn.GELU(),
+                                 conv(c, c), nn.GELU(), conv(c, width))
+        nn.init.zeros_(self.net[-1].weight)  # "no change" at the start
 
     def forward(self, z0, dt, cond, task=0, inputs=None):
         given = torch.cat([torch.log10(dt)[:, None], cond], 1)[:, None].expand(-1, z0.shape[1], -1)
         x = torch.cat([z0, given], 2).mT.unflatten(2, self.tokens)
-        for layer in self.layers[:-1]:
-            x = nn.functional.gelu(layer(x))
-        return z0 + self.layers[-1](x).flatten(2).mT
+        return z0 + self.net(x).flatten(2).mT
 
 
 @dataclass(frozen=True)

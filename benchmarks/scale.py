@@ -1,0 +1,203 @@
+"""A training step of large operators on one GPU: milliseconds, TFLOP/s, memory, and a profile.
+
+    python -m benchmarks.scale                 # about four minutes on an H200
+    python -m benchmarks.scale --shrink 16     # tries the command, on a CPU too
+
+A step is forward, backward and fused AdamW of single transitions, on latents that lie on the
+device; blocks are compiled one by one, as one graph serves all. TFLOP/s count the products of
+forward and backward once, whatever is recomputed; `of dense` is their share of the card's rate in
+products of 8192 x 8192 matrices in bfloat16. GiB are the peak, and what of it is neither weights,
+gradients nor optimizer: activations. The U-Nets see 256 x 256 points, which are as many as 64 x 64
+tokens of 4 x 4.
+"""
+
+import collections
+import dataclasses
+import gc
+import math
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.tables import device_name, heading, row
+from benchmarks.unet import UNet, UNetConfig
+from ups.config import check, command, parse
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.precision import products
+from ups.train.optim import AdamW, Muon
+from ups.train.ranks import now
+
+CIRCLE = (True, True, True)
+PLANE, CUBE = (1, 64, 64), (32, 32, 32)  # tokens
+XL = {"dim": 512, "depth": 12, "modes": 16}
+ROWS = [  # name, rows, tokens and sizes of the operator or width of the U-Net, how
+    ("2-D, 64 x 64 tokens, 16 waves", 8, PLANE, XL, ("float32", "tf32", "bf16", "bf16 recompute",
+                                                     "bf16 Muon", "bf16 whole")),
+    ("the same, batches of 64", 64, PLANE, XL, ("bf16", "bf16 recompute")),
+    ("without waves", 8, PLANE, XL | {"modes": 0}, ("tf32", "bf16")),
+    ("3-D, 32^3 tokens, 12 waves", 2, CUBE, {"dim": 256, "depth": 8, "modes": 12},
+     ("tf32", "bf16", "bf16 recompute")),
+    ("U-Net of width 64, 256 x 256", 8, PLANE, 64, ("tf32", "bf16")),
+    ("U-Net of as many parameters", 8, PLANE, 320, ("bf16",)),
+]
+KINDS = {  # of kernels, by what their names hold; the first that fits
+    "optimizer": ("multi_tensor", "adam"),
+    "products": ("gemm", "nvjet", "cutlass", "xmma", "conv", "wgrad", "dgrad", "fprop"),
+    "copies": ("memcpy", "memset", "catarray", "direct_copy", "fused_clone", "fused__to_copy_",
+               "fused_cat"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    steps: int = 10    # that are timed, after 3 that compile
+    shrink: int = 1    # divides widths and the sides of grids
+
+    def __post_init__(self):
+        check(self, steps=(1, 10**6), shrink=(1, 32))
+
+
+class Field(torch.nn.Module):
+    """The U-Net with the arguments of an operator."""
+
+    def __init__(self, width, grid):
+        super().__init__()
+        self.net = UNet(UNetConfig(width), 2, 2, grid, True)
+
+    def forward(self, u, dt, cond):
+        return u + self.net(u)
+
+
+def build(rows, tokens, sizes, how, shrink, device):
+    """A model and its batch."""
+    tokens = tuple(max(1, n // shrink) for n in tokens)
+    if isinstance(sizes, int):
+        grid = tuple(4 * n for n in tokens[1:])
+        with torch.device(device):
+            return Field(max(4, sizes // shrink), grid), torch.randn(rows, 2, *grid)
+    sizes = sizes | {"dim": max(16, sizes["dim"] // shrink)}
+    config = OperatorConfig(precision="bfloat16" if "bf16" in how else "float32", **sizes)
+    with torch.device(device):
+        model = LatentOperator(config, [TaskSpec("t", tokens, 16, CIRCLE)])
+        for layer in (*model.body.modulation, model.body.out[0]):  # alive, as in training
+            torch.nn.init.normal_(layer.weight, std=1e-2)
+        return model, torch.randn(rows, math.prod(tokens), 16)
+
+
+def flops(rows, tokens, sizes, shrink):
+    """Of the products in forward and backward, counted without computing them."""
+    model, z = build(rows, tokens, sizes, "float32", shrink, "meta")
+    with FlopCounterMode(display=False) as counter:
+        loss_of(model, z).backward()
+    return counter.get_total_flops()
+
+
+def loss_of(model, z):
+    given = torch.full((len(z),), 0.1, device=z.device), z.new_zeros(len(z), 0)
+    return (model(z, *given) - z).float().square().mean()
+
+
+def step_of(rows, tokens, sizes, how, cfg, device):
+    """The training step of a row as a function, and its parameters."""
+    model, z = build(rows, tokens, sizes, how, cfg.shrink, device)
+    blocks = [] if isinstance(sizes, int) else model.body.blocks
+    for block in blocks:
+        block.recompute = "recompute" in how
+    for part in ([model] if "whole" in how else blocks or [model]):
+        part.compile(dynamic=False)
+    kind = Muon if "Muon" in how else AdamW
+    optimizer = kind(model if kind is Muon else model.parameters(), 1e-4)
+    rounded = isinstance(sizes, int) and "bf16" in how
+
+    @products("highest" if how == "float32" else "high")
+    def step():
+        with torch.autocast(z.device.type, torch.bfloat16, enabled=rounded):
+            loss = loss_of(model, z)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step, list(model.parameters())
+
+
+def measure(name, rows, tokens, sizes, how, cfg, dense):
+    """Print a row; return the step."""
+    device = torch.device("cuda" if dense else "cpu")
+    torch.compiler.reset()
+    gc.collect()
+    if dense:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        step, params = step_of(rows, tokens, sizes, how, cfg, device)
+        for _ in range(3):
+            loss = step()
+        begin = now()
+        for _ in range(cfg.steps):
+            loss = step()
+        ms = 1e3 * (now() - begin) / cfg.steps
+    except torch.OutOfMemoryError:
+        row(f"{name}; {how}", rows, "", "out of memory", width=60)
+        return None
+    assert math.isfinite(loss)
+    rate = flops(rows, tokens, sizes, cfg.shrink) / ms / 1e9
+    peak = torch.cuda.max_memory_allocated() if dense else 0
+    kept = 16 * sum(p.numel() for p in params)  # weights, gradients, two moments
+    row(f"{name}; {how}", rows, f"{sum(p.numel() for p in params) / 1e6:.0f} M", f"{ms:.1f}",
+        f"{rate:.0f}", f"{rate / dense:.2f}" if dense else "", f"{peak / 2**30:.1f}",
+        f"{max(0, peak - kept) / 2**30:.1f}", width=60)
+    return step
+
+
+def dense_rate(size=8192):
+    """TFLOP/s of products of bfloat16 matrices."""
+    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    for count in (5, 30):
+        begin = now()
+        for _ in range(count):
+            a @ a
+        rate = 2e-12 * count * size**3 / (now() - begin)
+    return rate
+
+
+def profile(step, count=3, most=14):
+    """Shares of the device's time by kind of kernel, and the longest kernels."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA, activity.CPU]) as trace:
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+    times = collections.Counter()
+    for event in trace.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.key] += event.self_device_time_total / 1e3 / count
+    kinds = collections.Counter()
+    for key, ms in times.items():
+        kinds[next((kind for kind, words in KINDS.items()
+                    if any(word in key.lower() for word in words)), "elementwise")] += ms
+    heading("profile of the step before, ms by kind of kernel", "kind", "ms", "share")
+    for kind, ms in kinds.most_common():
+        row(kind, f"{ms:.2f}", f"{ms / kinds.total():.2f}")
+    for key, ms in times.most_common(most):
+        row(key[:90], f"{ms:.2f}", width=90)
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    cuda, start = torch.cuda.is_available(), now()
+    dense = dense_rate() if cuda else 0.0
+    heading(f"a training step, {device_name()}, torch {torch.__version__}, {dense:.0f} TFLOP/s "
+            "in dense products", "model", "rows", "parameters", "ms", "TFLOP/s", "of dense", "GiB",
+            "of these activations", width=60)
+    for name, rows, tokens, sizes, ways in ROWS:
+        for how in ways:
+            step = measure(name, rows, tokens, sizes, how, cfg, dense)
+            if cuda and step and (rows, how) in ((8, "bf16 whole"), (2, "bf16")):
+                profile(step)
+            del step
+    print(f"\n{now() - start:.0f} s in all.")
+
+
+if __name__ == "__main__":
+    command(main)
