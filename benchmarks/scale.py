@@ -84,12 +84,12 @@ def build(rows, tokens, sizes, how, shrink, device):
         return model, torch.randn(rows, math.prod(tokens), 16)
 
 
-def flops(rows, tokens, sizes, shrink):
-    """Of the products in forward and backward, counted without computing them."""
-    model, z = build(rows, tokens, sizes, "float32", shrink, "meta")
+def flops(rows, tokens, sizes, shrink, device):
+    """Of the products in forward and backward; they are as many for each row."""
+    model, z = build(1, tokens, sizes, "float32", shrink, device)
     with FlopCounterMode(display=False) as counter:
         loss_of(model, z).backward()
-    return counter.get_total_flops()
+    return rows * counter.get_total_flops()
 
 
 def loss_of(model, z):
@@ -116,7 +116,7 @@ def step_of(rows, tokens, sizes, how, cfg, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-        return loss
+        return loss.detach()
 
     return step, list(model.parameters())
 
@@ -141,8 +141,8 @@ def measure(name, rows, tokens, sizes, how, cfg, dense):
         row(f"{name}; {how}", rows, "", "out of memory", width=60)
         return None
     assert math.isfinite(loss)
-    rate = flops(rows, tokens, sizes, cfg.shrink) / ms / 1e9
     peak = torch.cuda.max_memory_allocated() if dense else 0
+    rate = flops(rows, tokens, sizes, cfg.shrink, device) / ms / 1e9
     kept = 16 * sum(p.numel() for p in params)  # weights, gradients, two moments
     row(f"{name}; {how}", rows, f"{sum(p.numel() for p in params) / 1e6:.0f} M", f"{ms:.1f}",
         f"{rate:.0f}", f"{rate / dense:.2f}" if dense else "", f"{peak / 2**30:.1f}",

@@ -63,7 +63,7 @@ class TaskLatents:
         return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
                         facts.params, inhomogeneous, self._conserved_directions(),
                         weight=tuple(self.codec.weight.tolist()), inputs=spec.inputs,
-                        **self._change())
+                        steady=facts.steady, **self._change())
 
     def _change(self):
         """Root mean square of what a latent channel changes by in a step of each stride."""

@@ -22,7 +22,7 @@ from ups.models.fourier import FourierMixer
 from ups.models.layers import Block, GatedMLP, Grid, PerTask, bounded
 
 BODIES = ("fourier", "plain", "pdet")
-NORMS = ("bounded", "layer")
+NORMS = ("auto", "bounded", "layer")
 PRECISIONS = ("float32", "bfloat16")
 PER_TASK = 2  # of several tasks, every n-th block has an MLP for each
 
@@ -33,7 +33,7 @@ class BodyConfig:
     dim: int = 64           # width of the residual stream
     depth: int = 6          # blocks
     mlp_ratio: float = 2.0  # hidden width of the MLP / dim
-    norm: str = "bounded"   # bounded: products in the MLP; layer: norm of every block's input
+    norm: str = "auto"      # bounded: products in the MLP; layer: of each input; auto: if steady
     modes: int = 8          # fourier: waves of an axis, at most all; 0: none
     kernel: int = 0         # fourier: tokens of a convolution, odd; 0: 5 in 1-D, else 3
     heads: int = 4          # plain, pdet: attention heads
@@ -94,6 +94,7 @@ class TokenBody(nn.Module):
 
     def _block(self, dim, i):
         c = self.config
+        layer = c.norm == "layer" or c.norm == "auto" and recipe.layer_norm(self.tasks)
         if c.body == "fourier":
             mixer = PerTask(self._fourier_mixer(task) for task in self.tasks)
         elif c.body == "plain":
@@ -103,10 +104,10 @@ class TokenBody(nn.Module):
             mixer = WindowAttention(dim, c.heads, c.window, shifted=i % 2 == 1)
 
         def mlp():
-            return GatedMLP(dim, int(dim * c.mlp_ratio), bound=c.norm == "bounded")
+            return GatedMLP(dim, int(dim * c.mlp_ratio), bound=not layer)
 
         per_task = len(self.tasks) > 1 and (i + 1) % PER_TASK == 0
-        return Block(mixer, PerTask(mlp() for _ in self.tasks) if per_task else mlp(), c.norm)
+        return Block(mixer, PerTask(mlp() for _ in self.tasks) if per_task else mlp(), layer)
 
     def _fourier_mixer(self, task):
         c, axes = self.config, [a for a in range(3) if task.tokens[a] > 1]

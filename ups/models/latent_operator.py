@@ -38,6 +38,7 @@ class TaskSpec:
     dts: tuple[float, ...] = ()   # sizes of the steps that are learned; empty: any
     weight: tuple[float, ...] = ()  # (D,) what a channel counts in the field; empty: ones
     inputs: int = 0               # E, values of a token of the channels that are given
+    steady: bool = False          # whether z1 answers the inputs, and there is no time
 
 
 class LatentOperator(nn.Module):

@@ -35,9 +35,9 @@ class Block(nn.Module):
 
     recompute = False  # keep only the input for the backward pass, and compute the rest again
 
-    def __init__(self, mixer, mlp, norm):
+    def __init__(self, mixer, mlp, layer_norm):
         super().__init__()
-        self.mixer, self.mlp, self.layer = mixer, mlp, norm == "layer"
+        self.mixer, self.mlp, self.layer = mixer, mlp, layer_norm
 
     def forward(self, x, modulation, grid):
         """x (B, X, Y, Z, dim), modulation: six of (B, 1, 1, 1, dim) -> (B, X, Y, Z, dim)"""

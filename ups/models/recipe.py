@@ -4,6 +4,7 @@
              over 2^15 in all
     kernel   5 tokens on a line, 3 in 2-D and 3-D
     waves    `modes` of each axis, or all where it has fewer
+    norm     a layer norm for steady fields; else products are bounded, and nothing is normalised
     latents  the fewest principal components that lose at most `codec.error`
 
 Why: docs/training.md; what was tried: benchmarks/ABLATIONS.md.
@@ -39,6 +40,12 @@ def kernel(axes):
 def all_waves(tokens, periodic):
     """How many waves the axis of a token grid has that has most."""
     return max(n // 2 + 1 if circle else n for n, circle in zip(tokens, periodic, strict=True))
+
+
+def layer_norm(tasks):
+    """Whether blocks normalise their input: amplitudes are what a time step is about, but not so
+    for a steady field."""
+    return any(task.steady for task in tasks)
 
 
 def told(codec, model):
