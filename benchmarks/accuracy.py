@@ -202,24 +202,24 @@ def main(argv=None):
         except UsageError as error:
             raise UsageError(f"{model}: {error}") from None
 
-    def result_of(task, model):
-        cell, chosen = cells[task, model]
-        folder, about = data[task]
-        key = digest(cell | {"data": about, "flags": "", "settings": chosen})
+    def result_of(key):
+        cell, chosen = cells[key]
+        task, (folder, about) = cell["task"], data[cell["task"]]
+        mark = digest(cell | {"data": about, "flags": "", "settings": chosen})
         return train(cell | {"data": about, "folder": str(folder)},
-                     out / f"{task}_{cell['kind']}_{key}")
+                     out / f"{task}_{cell['kind']}_{mark}")
 
     with lock_folder(out, "--out"), ThreadPoolExecutor(cfg.parallel) as pool:
         data = {task: make_data(task, cfg, out) for task in dict.fromkeys(cfg.task)}
-        jobs = {key: pool.submit(result_of, *key) for key in cells}
-        tables = {task: {model: result for (of, model), job in jobs.items()
-                         if of == task and (result := job.result())} for task in data}
-        for task, results in tables.items():
-            if results:
-                report(task, results, out)
+        results = list((pool.map if cfg.parallel > 1 else map)(result_of, cells))
+        tables = {task: {model: result for (of, model), result in zip(cells, results, strict=True)
+                         if of == task and result} for task in data}
+        for task, found in tables.items():
+            if found:
+                report(task, found, out)
     summary(tables)
     print(f"\n{NRMSE}.")
-    return not all(job.result() for job in jobs.values())
+    return not all(results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import train_operator
-from benchmarks import accuracy, baselines, budget, pdebench, scripts, speed, step
+from benchmarks import accuracy, baselines, budget, pdebench, ratios, scripts, speed, step
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import Conv1d, Conv2d, UNet, UNetConfig, doubled
 from ups.config import UsageError, parse
@@ -90,8 +90,8 @@ def test_a_short_training_lowers_the_error(tmp_path, monkeypatch, model):
 
 
 def cell(kind, task, data, flags):
-    return {"task": task, "kind": kind, "flags": flags, "seconds": 0.1, "seed": 0, "folder": data,
-            "split": "test"}
+    return {"task": task, "kind": kind, "flags": flags, "seconds": 0.1, "steps": 0, "seed": 0,
+            "folder": data, "split": "test"}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(small, capf
     assert (out / "advection1d_0.3s_test_seed3.png").stat().st_size > 10_000
 
     before = [path.stat().st_mtime_ns for path in found]
-    same = f"{models[0]} --model.input_whitening 1"  # chosen.py has it anyway
+    same = f"{models[0]} --size s --model.input_whitening 0.5"  # the defaults, said
     monkeypatch.setattr(accuracy.subprocess, "run", in_this_process)
     assert not accuracy.main([*argv, "--models", *models, same])
     assert [path.stat().st_mtime_ns for path in found] == before
@@ -140,7 +140,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(small, capf
     ratio = sum(operator["scores"]["rollout"]) / sum(fno["scores"]["rollout"])
     assert f"roll-out of {models[0]} / {models[1]}: {ratio:.2f} [" in shown
     assert shown.count(f"| {models[0]}") == 2 and "a CPU tries the command" in shown
-    known = {"kind": "fno", "flags": accuracy.flags_of(models[1], "advection1d")}
+    known = {"kind": "fno", "flags": baselines.chosen_for("fno", "advection1d")}
     changed = known | {"flags": [*known["flags"], "--lr", "1e-4"]}
     assert accuracy.settings(changed) != accuracy.settings(known)
 
@@ -212,10 +212,22 @@ def test_the_speed_of_a_script_is_that_of_its_last_steps(monkeypatch):
     assert scripts.speed(script, [], steps=8) == 4.0 and script.Run is Run
 
 
-def test_a_task_adds_to_the_flags_of_its_number_of_axes():
-    assert accuracy.flags_of("operator", "advection1d")[-2:] == ["--model.modes", "129"]
-    assert accuracy.flags_of("operator --codec.patch 2", "ns2d")[-4:] == [
-        "--model.input_whitening", "0.5", "--codec.patch", "2"]
+def test_baselines_have_settings_of_their_own_for_each_task_and_the_operator_has_none():
+    assert baselines.chosen_for("fno", "advection1d")[-4:] == ["--lr", "8e-3", "--rms", "0.2"]
+    assert baselines.chosen_for("fno", "advection1d")[:2] == ["--noise_end", "8e-4"]
+    assert all(baselines.chosen_for("operator", task) == [] for task in accuracy.DATA)
+
+
+def test_errors_of_several_tasks_become_one_number(capsys):
+    """The geometric mean of shares of the first model's errors, here of 1/2 and 2 and 8."""
+    tables = {task: {model: {"scores": {"rollout": errors}} for model, errors in models.items()}
+              for task, models in {"a": {"x": [1.0, 3.0], "y": [1.0, 1.0]},
+                                   "b": {"x": [1.0], "y": [2.0]}, "c": {"x": [1.0], "y": [8.0]}
+                                   }.items()}
+    ratios.summary(tables | {})
+    x, y = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[-2:])
+    assert [word.strip() for word in y] == ["y", "1.00e+00", "2.00e+00", "8.00e+00", "2.000"]
+    assert x[-1].strip() == "1.000"
 
 
 @pytest.mark.parametrize("flags, moves", [("", [False, True, True]), ("--shift --no-mirror", [

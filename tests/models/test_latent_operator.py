@@ -162,7 +162,7 @@ def test_autocast_compile_and_state_dict(body):
 
 
 @pytest.mark.parametrize("values, words", [
-    (dict(body="unet"), "not one of"), (dict(norm="batch"), "not one of bounded, layer"),
+    (dict(body="unet"), "not one of"), (dict(norm="batch"), "not one of auto, bounded, layer"),
     (dict(dim=36, heads=8), r"multiple of 2 \* heads"), (dict(kernel=4), "kernel 4 must be odd"),
     (dict(mlp_ratio=float("nan")), "mlp_ratio must be at least 0.1, not nan"),
     (dict(modes=-1), "modes must be at least 0, not -1"),
