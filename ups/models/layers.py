@@ -48,16 +48,16 @@ class Block(nn.Module):
 
     def _both(self, x, modulation, grid):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        y = lowered(torch.addcmul(shift, self.norm(x), scale))
+        y = autocast(torch.addcmul(shift, self.norm(x), scale))
         x = torch.addcmul(x, gate, self.mixer(y, grid))
-        y = lowered(torch.addcmul(mlp_shift, self.norm(x), mlp_scale))
+        y = autocast(torch.addcmul(mlp_shift, self.norm(x), mlp_scale))
         return torch.addcmul(x, mlp_gate, self.mlp(y, grid))
 
     def norm(self, x):
         return F.layer_norm(x, x.shape[-1:]) if self.layer else x
 
 
-def lowered(x):
+def autocast(x):
     """x as autocast's products want it: cast once, and read by all."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
