@@ -1,4 +1,4 @@
-"""Measure a run on the test split, in physical units:  operator, correctors, yardsticks, probes.
+"""Measure a run on the test split, in physical units:  operator, ensembles, yardsticks, probes.
 
     accelerate launch evaluate.py --run runs/burgers1d                            # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml evaluate.py --run runs/burgers1d
@@ -25,7 +25,7 @@ from ups.config import UsageError, check, command, flat, parse
 from ups.data.fields import Fields
 from ups.data.find import NoData
 from ups.data.find import open_data as find_fields
-from ups.eval.ensemble import corrected, member_noise
+from ups.eval.ensemble import drawn, dressed
 from ups.eval.forecasts import PROTOCOLS, begin, in_words, make_forecasts
 from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
@@ -37,13 +37,13 @@ from ups.stages import (
     facts_of,
     inherit,
     load_class,
-    load_corrector,
+    load_generator,
     load_operator,
     own_codec,
 )
 from ups.train.ranks import make_accelerator, on_main
 
-ENSEMBLES = ("diffusion", "consistency")
+ENSEMBLES = ("ensemble", "diffusion", "consistency")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Config:
     data: tuple[str, ...] = ()   # files or folders with fields, others too; empty: the run's own
     protocol: str = "initial"    # initial: from the first frame; pdebench: ten frames are given
     trajectories: int = 0        # of the test split; 0: all
-    members: int = 0             # of an ensemble; 0: as the corrector's stage has it
+    members: int = 0             # of an ensemble; 0: as its stage has it
     calls: int = 0               # of the network, to draw a member; 0: as the stage has it
     model: str = ""              # FILE.py:Class of an operator of your own
     seed: int = 0                # of members and intervals
@@ -67,7 +67,7 @@ class Config:
 
 
 def find_stages(run, model=""):
-    """{stage: Loaded} of the operator and its correctors; the test.json of a steady prior."""
+    """{stage: Loaded} of the operator and its generators; the test.json of a steady prior."""
     if not run.is_dir():
         there = sorted(p.name for p in run.parent.iterdir()) if run.parent.is_dir() else []
         near = difflib.get_close_matches(run.name, there, n=1)
@@ -84,7 +84,7 @@ def find_stages(run, model=""):
         if not (folder / "config.json").exists():
             raise UsageError(f"{folder}: the codec that the operator was trained with is missing; "
                              f"put it back, or train a new --run.")
-    return {"operator": operator} | {stage: load_corrector(run, stage, operator)
+    return {"operator": operator} | {stage: load_generator(run, stage, operator)
                                      for stage in ENSEMBLES if stage in done}, steady
 
 
@@ -147,26 +147,22 @@ def as_test(fields, facts):
     return fields
 
 
-def drawn(operator, stage, members, calls, index, task, seed):
-    """The forecast of a corrector."""
-    def forecast(s):
-        noise = member_noise(seed, s.chosen, members, 2, *s.z0.shape[1:]).to(s.z0)
-        for _, z in corrected(operator, stage.model, s.z0, s.steps, s.dt, s.cond, index, noise,
-                              calls, stage.settings.correct_every, inputs=s.inputs):
-            yield task.decode(z)
-
-    return forecast
-
-
-def evaluate(accelerator, cfg, task, index, stages):
+def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
     """Numbers and pictures of a task, the same on every rank."""
     operator, sizes, calls = stages["operator"].model, {}, {}
     forecasts = make_forecasts(task, index, operator)
     for name in [name for name in ENSEMBLES if name in stages]:
         sizes[name] = cfg.members or stages[name].settings.members
         calls[name] = calls_of(cfg, name, stages[name])
-        forecasts[name] = drawn(operator, stages[name], sizes[name], calls[name], index, task,
-                                cfg.seed)
+        stages[name].model.calls = calls[name]
+        forecasts[name] = drawn(stages[name].model, task, index, sizes[name], cfg.seed)
+    shown = {name: forecasts[name] for name in ("operator", *sizes)}
+    if perturbed:  # what an ensemble must beat, without a network of its own
+        members = cfg.members or max(sizes.values(), default=8)
+        sizes |= {"perturbed": members, "dressing": members}
+        forecasts["perturbed"] = drawn(perturbed, task, index, members, cfg.seed)
+        forecasts["dressing"] = dressed(operator, task, index, accelerator.device, members,
+                                        cfg.seed)
     test = task.fields.split("test")[: cfg.trajectories or None]
     tables, milliseconds = measure(accelerator, task, forecasts, test,
                                    members=max(sizes.values(), default=1), title=task.name)
@@ -183,7 +179,6 @@ def evaluate(accelerator, cfg, task, index, stages):
             | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
             for name, table in tables.items()}}
     chosen = best_median_worst(tables["operator"]["nrmse"], test)
-    shown = {name: forecasts[name] for name in ("operator", *sizes)}
     return result, {"spec": spec, "channel": spec.channels[0], "chosen": chosen,
                     "params": task.fields.params(chosen),
                     "fields": show(accelerator, task, shown, chosen, test)}
@@ -191,7 +186,9 @@ def evaluate(accelerator, cfg, task, index, stages):
 
 def calls_of(cfg, name, stage):
     """Network calls that draw a member: a student was taught no more than its own."""
-    own = stage.settings.calls
+    own = getattr(stage.settings, "calls", 1)
+    if name == "ensemble":
+        return 1
     return min(cfg.calls, own) if cfg.calls and name == "consistency" else cfg.calls or own
 
 
@@ -207,8 +204,9 @@ def main(argv=None):
 
     # measure
     names = list(facts_of(stages["operator"])) if stages else []
-    results = {task.name: evaluate(accelerator, cfg, task, names.index(task.name), stages)
-               for task in tasks}
+    perturbed = stages and load_generator(cfg.run, "operator", stages["operator"]).model
+    results = {task.name: evaluate(accelerator, cfg, task, names.index(task.name), stages,
+                                   perturbed) for task in tasks}
 
     # write
     about = {

@@ -1,25 +1,28 @@
-"""Learn what the operator misses:  p(z1 - z1_hat | z0, z1_hat, time since the last true state).
+"""Learn the distribution of the next state by diffusion:  p(z(t + dt) | z(t), dt, PDE parameters).
 
     accelerate launch train_diffusion.py                                          # CPU
     accelerate launch --config_file accelerate_configs/1gpu.yaml train_diffusion.py --compile
     accelerate launch --config_file accelerate_configs/2gpu.yaml train_diffusion.py --compile
 
-Follows train_operator.py in the same --run, on trajectories that the operator did not train on (the
-fit split) and on the states of its own roll-outs. Run the same command again to resume. Writes
-runs/NAME/diffusion/: metrics.jsonl, checkpoints/, model/, test.json and ensemble.png.
+Follows train_operator.py in the same --run: it learns what the operator's step misses, on the
+states of the data, in white coordinates (ups/models/generators.py). The same command again resumes.
+Writes runs/NAME/diffusion/: metrics.jsonl, checkpoints/, model/, choices.json, test.json and
+ensemble.png.
 """
 
-import dataclasses
-import functools
+import copy
 import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from ups.config import check, command, parse
-from ups.eval.ensemble_scores import finish_ensembles, val_ratio
+from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_sigma
-from ups.models.generators import Corrector, compress
-from ups.residuals import Residuals
+from ups.models.generators import Diffusion
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
@@ -28,126 +31,120 @@ from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Config(RunConfig):
     # data: tasks, strides and codec are the operator's
-    start_every: int = 10       # roll-outs of the operator start at every n-th frame
     # model
-    model: BodyConfig = BodyConfig(depth=4)  # six blocks, as the operator has: not tried
+    model: BodyConfig = BodyConfig(depth=4)
     # optimisation
     steps: int = 1000           # optimizer steps
-    batch_size: int = 64        # global: the number of processes does not change it
-    lr: float = 2e-3            # highest learning rate
-    weight_decay: float = 0.1   # there are few trajectories to learn from
-    warmup: int = 100           # steps to the full learning rate, which then falls to zero
-    grad_clip: float = 1.0      # largest norm of the gradient
-    ema: float = 0.995          # decay of the averaged weights
-    sigma_mean: float = -0.8    # of the logarithm of the noise levels that are trained
-    sigma_std: float = 1.4
-    shift: bool = True          # random circular shifts of periodic tasks
-    seed: int = 0               # of weights, batches, shifts and noise
+    batch_size: int = 64        # rows of a step, over all processes together
+    lr: float = 2e-3            # peak learning rate; a linear warm-up, then linear to zero
+    weight_decay: float = 1e-2  # decoupled: weights shrink by lr * this in a step; 0 to 1
+    warmup: int = 100           # steps over which the learning rate rises from zero
+    grad_clip: float = 1.0      # largest norm of the gradient; a longer one is scaled down
+    ema: float = 0.995          # decay, below 1, of the averaged weights: the ones that are used
+    sigma_mean: float = -0.4    # mean of the logarithm of the noise levels that are trained
+    sigma_std: float = 1.4      # standard deviation of it
+    noise: float = 0.008        # on z0, at most, in units of |z1 - z0|; 0: none
+    augment: bool = True        # shifts, mirror images and sums that the equation allows
     # evaluation
-    members: int = 16           # of an ensemble
-    calls: int = 8              # network calls that draw a member, at most
-    correct_every: int = 1      # steps of the operator between two corrections
+    members: int = 8            # of an ensemble
+    calls: int = 8              # network calls that draw a member's step
+    seed: int = 0               # of weights, batches, moves and noise
 
     def __post_init__(self):
         super().__post_init__()
         check(self, calls=(1, math.inf))
 
 
-def diffusion_loss(model, batch, tasks):
-    """Error (B,) of denoising the compressed residual."""
-    task = tasks[batch["task"]]
-    z, inputs = task.augment(batch["z"], batch.get("shift"), batch.get("inputs"))
-    z0, z1_hat, z1 = z.unbind(1)  # (B, N, D)
-    clean = compress(z1 - z1_hat, batch["table"])
-    net = functools.partial(model, z0=z0, z1_hat=z1_hat, lead=batch["lead"], dt=batch["dt"],
-                            cond=batch["cond"], task=batch["task"],
-                            inputs=inputs if inputs is None else inputs[:, 0])
-    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=task.valid)
+def diffusion_loss(model, batch, operator, law, tasks):
+    """Error of denoising what the operator's step misses, in white coordinates: (B,)."""
+    task, index = tasks[batch["task"]], batch["task"]
+    z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
+    z0, z1 = z.unbind(1)                                                        # (B, N, D) each
+    given = dict(dt=batch["dt"], cond=batch["cond"], task=index,
+                 inputs=inputs if inputs is None else inputs[:, 0])
+    with torch.no_grad():
+        z0 = z0 + task.noise(z0, z1, batch)
+        z1_hat = operator(z0, **given)
+        width = batch["x"].shape[-1]
+        clean = law.whiten((z1 - z1_hat)[..., :width], z1_hat - z0, index)
+    net = partial(model, z0=z0, z1_hat=z1_hat, **given)
+    return denoising_loss(net, clean, batch["sigma"], batch["x"],
+                          weight=partial(law.energy, task=index))
 
 
-def prepared(batch, cfg, tasks, corrector):
-    """Add the random numbers of the step; the loss applies them, inside its graph."""
-    if cfg.shift:
-        batch["shift"] = noise.uniform(batch, cfg, 3, use="augment")  # share of each axis
-    normal = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
-    batch["noise"] = tasks[batch["task"]].valid * normal
+def draw(batch, cfg, tasks):
+    """Add this step's random numbers: functions of (seed, step, row), on any number of ranks."""
+    if cfg.augment:  # shift, mirror and sum
+        batch["move"] = noise.uniform(batch, cfg, 10, use="augment")
+    if cfg.noise:
+        batch["level"] = cfg.noise * noise.uniform(batch, cfg, use="level")
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
+    spec = tasks[batch["task"]].spec
+    batch["x"] = noise.normal(batch, cfg, batch["z"].shape[2], spec.width, use="x")
     batch["sigma"] = training_sigma(noise.normal(batch, cfg, use="sigma"), cfg.sigma_mean,
                                     cfg.sigma_std)
-    batch["table"] = corrector.table(batch["task"], batch["lead"])
     return batch
-
-
-def evaluate(accelerator, operator, corrector, tasks, cfg):
-    """Validation CRPS, for each task, as a share of the operator's absolute error."""
-    scores = {"val/crps_ratio": 0.0}
-    for index, task in enumerate(tasks):
-        ratio = val_ratio(accelerator, operator, task, index, corrector, cfg)
-        scores["val/crps_ratio"] += ratio / len(tasks)
-        if len(tasks) > 1:
-            scores[f"val/{task.name}/crps_ratio"] = ratio
-    return scores
 
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    with Run(cfg, "diffusion") as run:
+    with Run(cfg, "diffusion") as run:               # folder and its lock, Accelerator, signals
         if run.finished:
             return
-        accelerator = run.accelerator
-
         # data
         operator = load_operator(cfg.run)
-        operator.model.to(accelerator.device)
-        latents = open_latents(run, inherit(cfg, operator), "fit", length=math.inf)
-        residuals = Residuals(operator.model, latents.windows, accelerator.device, cfg.start_every)
-        loader = run.loader(residuals)
+        operator.model.to(run.accelerator.device)
+        source = inherit(cfg, operator)
+        fit = open_latents(run, source, "fit")       # what the operator has not seen
+        data = open_latents(run, source, "train")
+        loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model
-        tables = [residuals.compression(index) for index in range(len(latents.tasks))]
-        model = run.compile(Corrector(cfg.model, operator.model.tasks, tables))
+        model = Diffusion(cfg.model, operator.model.tasks, operator.model, calls=cfg.calls)
+        model.to(run.accelerator.device)
+        law = copy.deepcopy(model.law)               # of what it misses on states it was trained on
+        known = law.measure(operator.model, data.windows)
+        missed = model.law.measure(operator.model, fit.windows)     # more, on others
+        model, _ = run.compile(model), run.compile(operator.model)
         optimizer = Muon(model, cfg.lr, momentum=0.95, rms=0.4, weight_decay=cfg.weight_decay)
-
-        # prepare
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        corrector = accelerator.unwrap_model(model)  # draws members with the weights of `model`
+        model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
+        diffusion = run.accelerator.unwrap_model(model)
         ema = EMA(model, cfg.ema)
-        loss = functools.partial(diffusion_loss, tasks=latents.tasks)
-        backward = Backward(run, model, loss)
+        backward = Backward(run, model, partial(diffusion_loss, operator=operator.model, law=law,
+                                                tasks=data.tasks))
         run.resume(model, optimizer, ema, backward,
-                   built_on=latents.fingerprints | {"operator": operator.mark})
+                   built_on=data.fingerprints | {"operator": operator.mark})
 
-        # train
-        @run.replay  # with --compile on a GPU: a CUDA graph
+        @run.replay                                  # with --compile on a GPU: a CUDA graph
         def update():
-            grad_norm = accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
+            grad_norm = run.accelerator.clip_grad_norm_(model.parameters(), cfg.grad_clip)
             optimizer.step()
             ema.update(model)
             return grad_norm
 
-        for batch in run.progress(loader):  # global batch k is a function of (seed, k) alone
+        # train
+        for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
-            loss = backward(prepared(batch, cfg, latents.tasks, corrector))
+            loss = backward(draw(batch, cfg, data.tasks))   # gradients; all ranks agree
             grad_norm = update()
-
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    scores = evaluate(accelerator, operator.model, corrector, latents.tasks, cfg)
-                run.log(scores)
+                    scores = validate_ensemble(run, operator.model, diffusion, data.tasks)
+                run.log(scores | {"fit/missed_ratio": sum(missed) / sum(known)})
                 ema.keep_best(scores["val/crps_ratio"])
             if run.every(cfg.save_every) or run.stopping:
                 run.save()
 
-        # export
+        # export and test
         with ema.applied(model, best=True):
-            run.export(model, {"tasks": operator.config["tasks"],
-                               "tables": [tuple(table.shape) for table in tables]})
-            correctors = {f"diffusion, {cfg.calls} calls": (corrector, cfg.calls)}
-            finish_ensembles(run, operator.model, correctors, latents.tasks)
+            run.export(model, {key: operator.config[key] for key in ("tasks", "fields")})
+            finish_ensembles(run, operator, {f"diffusion, {cfg.calls} calls": diffusion},
+                             data.tasks)
 
 
 if __name__ == "__main__":

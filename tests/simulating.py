@@ -7,6 +7,7 @@ import numpy as np
 
 import train_consistency
 import train_diffusion
+import train_ensemble
 import train_operator
 from ups.data import write_fields
 from ups.data.make import make
@@ -51,15 +52,13 @@ def driven(base, _):
     return folder / "run"
 
 
-@patch("train_diffusion.finish_ensembles")
-@patch("train_consistency.finish_ensembles")
-def add_corrector(run, stage, *_):
-    """Train `diffusion` or `consistency` in a run."""
-    flags = ["--run", str(run), *TINY, "--steps", "2", "--calls", "2"]
-    if stage == "diffusion":
-        train_diffusion.main([*flags, *MODEL])
-    else:
-        train_consistency.main(flags)
+@patch("ups.eval.ensemble_scores.draw_ensemble")
+def add_generator(run, stage, *_):
+    """Train `ensemble`, `diffusion` or `consistency` in a run."""
+    script = {"ensemble": train_ensemble, "diffusion": train_diffusion,
+              "consistency": train_consistency}[stage]
+    flags = ["--run", str(run), *TINY, "--steps", "2", "--members", "2"]
+    script.main([*flags, *(["--calls", "2", *MODEL] if stage == "diffusion" else [])])
 
 
 def _places(folder):

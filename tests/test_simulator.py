@@ -1,5 +1,6 @@
 """A trained run as a function of fields, and exported: the same numbers, and good sentences."""
 
+import functools
 import json
 import os
 import shutil
@@ -13,15 +14,15 @@ import torch
 import yaml
 from accelerate import Accelerator
 from launching import ROOT
-from simulating import add_corrector, driven, two_tasks
+from simulating import add_generator, driven, two_tasks
 
 from ups import Simulator
 from ups.config import UsageError
-from ups.eval.ensemble import corrected, member_noise
+from ups.eval.ensemble import member_noise, roll_out_members
 from ups.latents import open_tasks
 from ups.relative_error import mean_relative_error
 from ups.simulator import main
-from ups.stages import load_corrector
+from ups.stages import preferred
 from ups.train.checkpoint import export_model, load_model
 
 
@@ -186,31 +187,33 @@ def test_inputs_are_those_of_the_time_of_each_step(pushed):
             sim.rollout(u0, 4, k, inputs)
 
 
-def test_members_are_drawn_by_the_student_or_else_by_the_corrector(copy, start):
-    u, leads = torch.from_numpy(start), [1, 3]
-    ask = dict(task="burgers1d", params={"nu": 0.1}, members=4, seed=5)
-    with pytest.raises(UsageError, match="train_diffusion.py"):
-        Simulator.load(copy, "cpu").rollout(u, 3, **ask)
-    for stage in ("diffusion", "consistency"):
-        add_corrector(copy, stage)
-        sim = Simulator.load(copy, "cpu")
-        got = sim.rollout(u, times=[0.25, 0.75], **ask)
-        assert got.shape == (3, 4, 2, 1, 32)
-        task, model = sim.tasks["burgers1d"], sim.operator.model
-        z0 = task.encode(u)
-        corrector = load_corrector(copy, stage, sim.operator).model
-        noise = member_noise(5, range(3), 4, 2, *z0.shape[1:])
-        members = corrected(model, corrector, z0, 3, torch.full((3,), 0.25),
-                            task.condition(torch.full((3, 1), 0.1)), 0, noise, 2, 1, leads)
-        for i, (_, z) in enumerate(members):
-            u_hat = task.decode(z)
-            assert torch.equal(got[:, :, i], u_hat)
-        moved = got.mean(-1) - u.mean(-1)[:, None, None]  # a patch codec's members keep it
-        assert moved.abs().max() < 1e-6
-        last = corrector.leads(0)
-        with pytest.warns(UserWarning, match=f"learned for up to {last} steps") as caught:
-            sim.rollout(u, last + 1, **ask)
-        assert {warning.filename for warning in caught} == {__file__}  # the caller's line
+@pytest.mark.parametrize("stage", [None, "ensemble", "diffusion", "consistency"])
+def test_members_are_drawn_by_what_val_prefers_and_are_trajectories(copy, start, stage):
+    """A run without a generator perturbs its inputs by the size that it chose."""
+    for one in {None: [], "consistency": ["diffusion", stage]}.get(stage, [stage]):
+        add_generator(copy, one)
+    path = copy / (stage or "operator") / "choices.json"
+    choices = json.loads(path.read_text())
+    choices["burgers1d"] |= {"crps_ratio": 1e-3, "perturbation": 0.02}
+    path.write_text(json.dumps(choices))
+    assert preferred(copy, "burgers1d") == (stage or "operator")
+    sim, u = Simulator.load(copy, "cpu"), torch.from_numpy(start)
+    got = sim.rollout(u, times=[0.25, 0.75], task="burgers1d", params={"nu": 0.1}, members=4,
+                      seed=5)
+    assert got.shape == (3, 4, 2, 1, 32)
+    task, generator = sim.tasks["burgers1d"], sim.generator("burgers1d")
+    assert generator.perturbation[0] == 0.02
+    noise = functools.partial(member_noise, 5, range(3), 4, "cpu")
+    dt, cond = torch.full((3,), 0.25), task.condition(torch.full((3, 1), 0.1))
+    states = list(roll_out_members(generator, task.encode(u), 3, dt, cond, 0, noise,
+                                   task.noise_scale))
+    for i, k in enumerate((0, 2)):
+        assert torch.equal(got[:, :, i], task.decode(states[k]))
+    on = generator.step(states[1][:, 3], dt, cond, 0, noise(3, generator.numbers(0))[:, 3])
+    torch.testing.assert_close(on, states[2][:, 3])
+    assert got.std(1).mean() > 1e-4
+    moved = got.mean(-1) - u.mean(-1)[:, None, None]  # a patch codec's members keep it
+    assert moved.abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("kind", ["file", "map", "array"])
@@ -326,7 +329,7 @@ def test_the_package_alone_does_not_import_torch():
 
 def test_an_export_gives_the_same_rollouts_bit_for_bit_in_a_process_of_its_own(
         copy, start, tmp_path, capsys):
-    add_corrector(copy, "diffusion")
+    add_generator(copy, "diffusion")
     (copy / "evaluation").mkdir()
     (copy / "evaluation" / "report.html").write_text("has paths of this machine")
     (copy / "consistency").mkdir()  # begun and not finished: left out

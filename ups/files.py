@@ -38,13 +38,8 @@ def lock_folder(folder, flag):
 
 
 def refuse_links(folder, base):
-    """A stranger's folder may hold links: what is written below it would land where they lead.
-
-    W&B's own folder has such links to its logs; it makes them anew and does not write through them.
-    """
+    """A stranger's folder may hold links: what is written below it would land where they lead."""
     for path in (folder, *folder.rglob("*")):
-        if "wandb" in path.relative_to(folder).parts[:-1]:
-            continue
         if path.is_symlink() and not path.resolve().is_relative_to(Path(base).resolve()):
             raise UsageError(f"{path} is a link to {path.resolve()}, outside of {base}; put the "
                              "files there themselves, or make all of the folder a link.")

@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from ups.config import Parser, UsageError, command
-from ups.eval.ensemble import corrected, member_noise
+from ups.eval.ensemble import member_noise, roll_out_members
 from ups.files import read_json, write_json, written
 from ups.latents import TaskLatents
 from ups.models.precision import PRODUCTS, lowered, products
@@ -36,9 +36,10 @@ from ups.stages import (
     facts_of,
     finished,
     load_class,
-    load_corrector,
+    load_generator,
     load_operator,
     own_codec,
+    preferred,
 )
 from ups.train.run import RunConfig
 from ups.train.step import CudaGraphed, is_out_of_memory
@@ -103,7 +104,8 @@ class Simulator:
         stride   the longest step in frames, one of those of training: instead of a choice
         task     its name, where the run has several
         dt       size of a step; only that of the training data is allowed
-        members  how many to draw from the student, or else the diffusion corrector, of the run
+        members  trajectories to draw: by the generator of the run that scores best on validation,
+                 or, where a run has none, by the operator from perturbed inputs
         grad     let gradients reach u0, params and inputs: the result is a tensor
         batch    rows that go through at a time; by default what fits
         out      where the result goes: "u.h5", or an array with its shape such as a numpy memmap
@@ -131,11 +133,6 @@ class Simulator:
                                  "out out.")
             here = self._here(rows)
             return self._predict(index, leads, longest, "float32", *here).to(u.device)
-        if members and leads[-1] > self.corrector.model.leads(index):
-            known = self.corrector.model.leads(index)
-            warnings.warn(f"members were learned for up to {known} steps; later ones are drawn as "
-                          f"those of step {known}.", stacklevel=2)
-
         tokens = math.prod(task.codec.tokens) * (members or 1)
         size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
         shape = len(u), *([members] if members else []), len(leads), *u.shape[1:]
@@ -190,12 +187,12 @@ class Simulator:
 
     def _draw(self, index, leads, u, cond, given, members, seed, rows):
         """The members (B, M, T, C, *grid), those of a row a function of (seed, row)."""
-        task, how = list(self.tasks.values())[index], self.corrector.settings
+        task = list(self.tasks.values())[index]
         z, dt, tokens = self._begin(task, u, given)
-        noise = member_noise(seed, rows, members, 2, *z.shape[1:]).to(z)
-        states = corrected(self.operator.model, self.corrector.model, z, leads[-1], dt, cond, index,
-                           noise, how.calls, how.correct_every, leads, inputs=tokens)
-        return torch.stack([task.decode(z) for _, z in states], 2)
+        noise = functools.partial(member_noise, seed, rows, members, self.device)
+        states = roll_out_members(self.generator(task.name), z, leads[-1], dt, cond, index, noise,
+                                  task.noise_scale.to(z), tokens)
+        return torch.stack([task.decode(z) for k, z in enumerate(states, start=1) if k in leads], 2)
 
     def _begin(self, task, u, given):
         """Latents (B, N, D), dt (B,) and, if any, tokens (B, T or 1, N, E) of what is given."""
@@ -204,15 +201,12 @@ class Simulator:
             given = tokens.unflatten(0, given.shape[:2])
         return task.encode(u), torch.full((len(u),), task.facts.dt, device=self.device), given
 
-    @functools.cached_property
-    def corrector(self):
-        """The stage that draws members."""
-        for stage in finished(self.run):
-            loaded = load_corrector(self.run, stage, self.operator)
-            loaded.model.to(self.device)
-            return loaded
-        raise UsageError(f"{self.run} has no corrector to draw members from; train one with "
-                         f"`accelerate launch train_diffusion.py --run {self.run}`.")
+    @functools.cache  # noqa: B019
+    def generator(self, name):
+        """What draws members of a task."""
+        stage = preferred(self.run, name)
+        generator = load_generator(self.run, stage, self.operator).model
+        return generator.to(self.device) if isinstance(generator, torch.nn.Module) else generator
 
     def __repr__(self):
         lines = [f"Simulator of {self.run} on {self.device}"]
@@ -225,8 +219,11 @@ class Simulator:
                      *(f"{param} {_list(sorted({scale.low, scale.high}))}"
                        for param, scale in zip(spec.params, spec.scales, strict=True))]
             lines.append(f"  {name}: {'; '.join(words)}")
+            best = preferred(self.run, name)
+            best = "the operator from perturbed inputs" if best == "operator" else best
+            lines.append(f"    members are drawn by: {best}")
         lines.append(f"  precision of the update: {', '.join(sorted({*self.precisions.values()}))}")
-        return "\n".join([*lines, f"  members are drawn by: {(*finished(self.run), 'nothing')[0]}"])
+        return "\n".join(lines)
 
 
 def _leads(steps, times, facts):
@@ -381,7 +378,7 @@ def export(run, out, license=None, model=None):
     sim = Simulator.load(run, "cpu", model)  # refuses what does not belong together
     marks = {f"codec/{task.name}": task.fingerprint for task in sim.tasks.values()}
     marks |= {"operator": sim.operator.mark} | {
-        stage: load_corrector(run, stage, sim.operator).mark for stage in finished(run)}
+        stage: load_generator(run, stage, sim.operator).mark for stage in finished(run)}
     systems = RunConfig(run=".")  # in place of the paths of this machine
     with written(out) as partial:
         for pattern in [f"{stage}/{file}" for stage in marks for file in FILES]:

@@ -7,12 +7,12 @@ exported folder has the layout of a run, `exit.json` and `config.json` of its st
 import dataclasses
 import importlib.util
 import inspect
+import math
 import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
 from torch import nn
 
 from ups.config import UsageError, nested
@@ -20,12 +20,14 @@ from ups.data.facts import from_plain
 from ups.files import read_json
 from ups.models.body import BodyConfig
 from ups.models.codec import build_codec
-from ups.models.generators import Corrector
+from ups.models.generators import Diffusion, Ensemble, Perturbed
 from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
 from ups.models.steady import SteadyPrior
 from ups.train.checkpoint import load_model
 from ups.train.run import RunConfig
 
+GENERATORS = "ensemble", "diffusion", "consistency"
+PERTURBATION = 0.01  # of inputs, in deviations of a field, where a run has not chosen
 INHERITED = "data", "tasks", "axes", "facts", "cache"  # from the operator, unless they are given
 
 
@@ -112,26 +114,43 @@ def own_codec(run, name, lineage):
 
 
 def finished(run):
-    """The correctors that a run has, the student first: it needs one or two calls."""
-    return [stage for stage in ("consistency", "diffusion")
+    """The stages of a run that draw members and are done."""
+    return [stage for stage in GENERATORS
             if read_json(Path(run) / stage / "exit.json").get("status") == "done"]
 
 
-def load_corrector(run, stage, operator):
-    """`diffusion` or `consistency`, which must have been trained for this `operator` (Loaded)."""
-    def build(config, tasks):
-        tables = [torch.ones(shape) for shape in config["tables"]]
-        return Corrector(BodyConfig(**config["model"]), tasks, tables, stage)
+def preferred(run, name):
+    """The stage whose members of a task score best on val; `operator`: from perturbed inputs."""
+    scores = {stage: read_json(Path(run) / stage / "choices.json").get(name, {}).get(
+        "crps_ratio", math.inf) for stage in ("operator", *finished(run))}
+    return min(scores, key=scores.get)
 
+
+def load_generator(run, stage, operator):
+    """What draws members, for this `operator` (Loaded), with what validation chose for it."""
+    def build(config, tasks):
+        if stage == "ensemble":
+            return Ensemble(OperatorConfig(**config["model"]), tasks)
+        return Diffusion(BodyConfig(**config["model"]), tasks, operator.model, stage)
+
+    if stage == "operator":
+        return dataclasses.replace(operator, model=Perturbed(
+            operator.model, _chosen(operator, operator, PERTURBATION)))
     loaded = load_stage(run, stage, build)
-    if loaded.config["lineage"]["operator"] != operator.mark:
-        raise UsageError(f"{Path(run) / stage} was trained for another operator than the one in "
-                         f"{Path(run) / 'operator'}; train it again in a new --run.")
-    teacher = read_json(Path(run) / "diffusion" / "model" / "config.json").get("fingerprint")
-    if teacher and loaded.config["lineage"].get("diffusion", teacher) != teacher:
-        raise UsageError(f"{Path(run) / stage} is the student of another teacher than the one in "
-                         f"{Path(run) / 'diffusion'}; train it again in a new --run.")
+    for parent, mark in (("operator", operator.mark), ("diffusion", read_json(
+            Path(run) / "diffusion" / "model" / "config.json").get("fingerprint"))):
+        if mark and loaded.config["lineage"].get(parent, mark) != mark:
+            raise UsageError(f"{Path(run) / stage} was trained for another {parent} than the one "
+                             f"in {Path(run) / parent}; train it again in a new --run.")
+    loaded.model.calls = getattr(loaded.settings, "calls", 1)
+    loaded.model.perturbation = _chosen(loaded, operator, 0.0)
     return loaded
+
+
+def _chosen(loaded, operator, default):
+    """The size of the noise on the first state that a stage chose, for each task."""
+    return [loaded.choices.get(name, {}).get("perturbation", default)
+            for name in facts_of(operator)]
 
 
 def inherit(cfg, operator):

@@ -40,7 +40,8 @@ def decaying(name="burgers1d", grid=(16,), **options):
         name=name, fields=fields, facts=fields.facts, strides=(1,), plans={1: []},
         encode=lambda u: u.flatten(-len(grid)).mT,
         decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
-        cond=lambda chosen: fields.params(chosen).float(), inputs=lambda chosen: None)
+        cond=lambda chosen: fields.params(chosen).float(), inputs=lambda chosen: None,
+        noise_scale=torch.ones(2))
 
 
 def operator(z, dt, cond, task, inputs=None):
@@ -59,9 +60,14 @@ def noisy(members):
     return forecast
 
 
-class Corrector:
+class Generator:
     """Repairs the operator, and adds noise of a known size."""
 
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=None):
-        true = z1_hat * torch.exp(0.1 * cond[:, :1] * (lead * dt)[:, None])[..., None]
-        return true + 0.05 * noise[:, 0]
+    perturbation = None
+
+    def numbers(self, task):
+        return 2 * 96
+
+    def step(self, z, dt, cond, task, noise, inputs=None):
+        true = operator(z, dt, cond, task) * torch.exp(0.1 * cond[:, :1] * dt[:, None])[..., None]
+        return true + 0.05 * noise[:, :z[0].numel()].view_as(z)

@@ -1,157 +1,149 @@
-"""Ensembles and what correctors learn from, with models that can be followed by hand."""
+"""Members are trajectories: what they are made of, with generators that can be followed by hand."""
+
+import functools
 
 import pytest
 import torch
-from factual import CIRCLE, facts
+from decaying import decaying, operator
+from factual import CIRCLE
 
-from ups.cache.windows import LatentWindows
-from ups.eval.ensemble import corrected, member_noise, perturbed
-from ups.models.generators import Corrector, compress, compression, expand
-from ups.models.latent_operator import OperatorConfig, TaskSpec
-from ups.residuals import Residuals
+from ups.eval.ensemble import drawn, dressed, member_noise, roll_out_members
+from ups.eval.ensemble_scores import against
+from ups.eval.forecasts import start
+from ups.eval.metrics import crps
+from ups.files import write_json
+from ups.models.body import BodyConfig
+from ups.models.generators import Diffusion, Ensemble, Perturbed
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.stages import preferred
 
-
-def operator(z, dt, cond, task, inputs=None):
-    return 2 * z + dt[:, None, None]
+SIZES = dict(dim=16, depth=2, modes=4, kernel=3)
+TASK = TaskSpec("a", (1, 1, 8), 2, CIRCLE, conserved_directions=((0.5, 2.0),))
 
 
 class Adds:
-    """A corrector that adds its noise and a tenth of the lead."""
+    """Doubles a state, adds its input and noise."""
 
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=None):
-        assert torch.equal(z1_hat, operator(z0, dt, cond, task))
-        return z1_hat + noise[:, 0] + 0.1 * lead[:, None, None]
+    perturbation = None
 
+    def numbers(self, task):
+        return 8
 
-def draws(**options):
-    z0, noise = torch.randn(3, 4, 2), torch.randn(3, 5, 2, 4, 2)
-    dt, cond = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3, 0)
-    return z0, noise, dict(corrected(operator, Adds(), z0, 6, dt, cond, 0, noise, 1, **options))
+    def step(self, z, dt, cond, task, noise, inputs=None):
+        return 2 * z + dt[:, None, None] + noise.unflatten(1, (4, 2)) + inputs
 
 
-def exact(z0, k):
-    """The operator's own line: z -> 2 z + dt."""
-    dt = torch.tensor([1.0, 2.0, 3.0])[:, None, None]
-    return 2**k * z0 + (2**k - 1) * dt
+def test_every_member_is_fed_back_with_numbers_of_its_own():
+    z, dt, inputs = torch.randn(3, 4, 2), torch.tensor([1.0, 2.0, 3.0]), torch.randn(3, 5, 4, 2)
+    noise = functools.partial(member_noise, 7, [4, 0, 9], 5, "cpu")
+    rolled = roll_out_members(Adds(), z, 3, dt, torch.zeros(3, 0), 0, noise, 0.0, inputs)
+    z = z[:, None].expand(3, 5, 4, 2)
+    for k, members in enumerate(rolled, start=1):
+        added = noise(k, 8).unflatten(2, (4, 2)) + inputs[:, k - 1, None]
+        z = 2 * z + dt[:, None, None, None] + added
+        torch.testing.assert_close(members, z)
+    rows = list(roll_out_members(Adds(), z[:, 0], 2, dt, torch.zeros(3, 0), 0, noise, 0.0, inputs))
+    few = roll_out_members(Adds(), z[:, 0], 2, dt, torch.zeros(3, 0), 0, noise, 0.0, inputs, 2)
+    assert all(map(torch.equal, rows, few))
 
 
-def test_members_are_drawn_anew_at_every_lead_and_never_fed_back():
-    z0, noise, members = draws()
-    assert list(members) == [1, 2, 3, 4, 5, 6]
-    for k, z in members.items():
-        torch.testing.assert_close(z, exact(z0, k)[:, None] + noise[:, :, 0] + 0.1 * k)
+def test_numbers_are_normal_and_belong_to_seed_trajectory_member_and_step():
+    x = member_noise(0, [3, 5], 8, "cpu", 1, 40_001)
+    assert x.shape == (2, 8, 40_001) and abs(x.mean()) < 0.005 and abs(x.var() - 1) < 0.01
+    assert abs(x.pow(4).mean() - 3) < 0.05 and 4 < x.abs().max() < 7
+    rest = (x[..., :20_000] * x[..., 20_001:]).mean(2), (x[0] * x[1]).mean(1), (x[:, 0] * x[:, 1])
+    assert max(part.mean(-1).abs().max() for part in rest) < 0.03  # independent
+    assert torch.equal(member_noise(0, torch.tensor([5, 3]), 2, "cpu", 1, 40_001), x[[1, 0], :2])
+    for other in (member_noise(1, [3], 1, "cpu", 1, 9), member_noise(0, [3], 1, "cpu", 2, 9),
+                  x[0, 1, :9], x[1, 0, :9]):
+        assert not torch.isclose(other.flatten(), x[0, 0, :9]).any()
 
 
-def test_between_two_corrections_the_operator_carries_the_members():
-    z0, noise, members = draws(correct_every=3)
-    torch.testing.assert_close(members[2], exact(z0, 2)[:, None].expand(-1, 5, -1, -1))
-    at = exact(z0, 3)[:, None] + noise[:, :, 0] + 0.3
-    torch.testing.assert_close(members[3], at)
-    dt = torch.tensor([1.0, 2.0, 3.0])[:, None, None, None]
-    torch.testing.assert_close(members[5], 4 * at + 3 * dt)
-    torch.testing.assert_close(members[6], exact(z0, 6)[:, None] + noise[:, :, 0] + 0.6)
+def test_perturbed_inputs_keep_means_and_are_carried_by_the_operator():
+    z, scale = torch.randn(2, 4, 2), torch.tensor([1.0, 0.5])
+    noise = functools.partial(member_noise, 0, [0, 1], 300, "cpu")
+    members = list(roll_out_members(Perturbed(lambda z, *_: 2 * z, [9.0, 0.1]), z, 3, torch.ones(2),
+                                    torch.zeros(2, 0), 1, noise, scale))
+    first = members[2] / 8 - z[:, None]
+    assert first.mean(2).abs().max() < 1e-6
+    size = first.square().mean((0, 1, 2)).sqrt() / (0.75**0.5 * 0.1)  # four tokens, less their mean
+    torch.testing.assert_close(size, scale, rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("options", [{"leads": (2, 6)}, {"rows": 4},
-                                     {"leads": (5,), "correct_every": 3, "rows": 1}])
-def test_some_leads_and_small_chunks_give_the_same(options):
+def generators():
     torch.manual_seed(0)
-    _, _, some = draws(**options)
-    torch.manual_seed(0)
-    options = {key: value for key, value in options.items() if key == "correct_every"}
-    _, _, members = draws(**options)
-    assert all(torch.equal(z, members[k]) for k, z in some.items())
-    assert len(some) in (1, 2, 6)
+    parent = LatentOperator(OperatorConfig(**SIZES), [TASK])
+    found = {"ensemble": Ensemble(OperatorConfig(**SIZES), [TASK])}
+    for calls in (3, 8):
+        found[f"diffusion, {calls}"] = Diffusion(BodyConfig(**SIZES), [TASK], parent, calls=calls)
+    for calls in (1, 2):
+        found[f"student, {calls}"] = Diffusion(BodyConfig(**SIZES), [TASK], parent, "consistency",
+                                               calls)
+    pairs = [(torch.randn(200, 8, 2), 0.1 * torch.randn(200, 8, 2))]
+    for model in found.values():
+        model.law.fit(0, pairs)
+        for name, p in model.named_parameters():
+            if "modulation" in name or "out" in name:
+                torch.nn.init.normal_(p, std=0.1)
+    return found
 
 
-def test_perturbed_inputs_are_carried_by_the_operator():
-    z0, noise, dt = torch.randn(2, 4, 2), torch.randn(2, 3, 4, 2), torch.ones(2)
-    size = torch.tensor([0.5, 0.1])
-    members = dict(perturbed(operator, z0, 3, dt, torch.zeros(2, 0), 0, noise, size, leads=(3,)))
-    torch.testing.assert_close(members[3], 8 * (z0[:, None] + size * noise) + 7)
+@pytest.mark.parametrize("name", generators())
+def test_going_on_from_a_frame_with_the_same_numbers_gives_the_next(name):
+    """Of members that keep conserved means, and in as many calls of the network as were asked."""
+    model, calls = generators()[name].requires_grad_(False), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    noise = functools.partial(member_noise, 0, [0, 1], 3, "cpu")
+    dt, cond, z0 = torch.ones(2), torch.zeros(2, 0), torch.randn(2, 8, 2)
+    frames = list(roll_out_members(model, z0, 4, dt, cond, 0, noise, 0.0))
+    assert len(calls) == 4 * int(name[-1] if name[-1].isdigit() else 1)
+    again = [model.step(frames[2][:, m], dt, cond, 0, noise(4, model.numbers(0))[:, m])
+             for m in range(3)]
+    torch.testing.assert_close(torch.stack(again, 1), frames[3])
+    spread = frames[3].std(1).mean()
+    moved = (frames[3] - z0[:, None]).mean(2) @ torch.tensor([0.5, 2.0])
+    assert moved.abs().max() < 1e-4 < 1e-2 < spread, spread
 
 
-def test_noise_belongs_to_the_trajectory():
-    whole, some = member_noise(0, [7, 3, 9], 4, 2), member_noise(0, torch.tensor([9, 7]), 4, 2)
-    assert torch.equal(some, whole[[2, 0]]) and not torch.equal(whole[0], whole[1])
-    assert not torch.equal(member_noise(1, [7], 4, 2)[0], whole[0])
+def test_a_dressing_has_the_size_of_the_operators_error_on_val():
+    task = decaying()
+    chosen = task.fields.split("test")
+    s = start(task, chosen, chosen, "cpu")
+    members = list(dressed(operator, task, 0, "cpu", 64)(s))
+    alone = list(drawn(Perturbed(operator, None), task, 0, 1)(s))
+    for k in (1, 12):
+        assert (members[k - 1].mean(1) - alone[k - 1][:, 0]).abs().max() < 5 * members[-1].std()
+        error = (alone[k - 1][:, 0] - s.u[:, k]).square().mean().sqrt()
+        assert members[k - 1].std(1).mean() == pytest.approx(error.item(), rel=0.3)
 
 
-def test_compression_gives_unit_variance_and_is_undone():
-    torch.manual_seed(0)
-    r = torch.randn(40, 6, 3) * torch.tensor([1e-3, 2.0, 0.0])
-    r[::10] *= 300  # fronts
-    lead = torch.arange(40) % 4 + 1
-    table = compression(r, lead)
-    assert table.shape == (3, 4, 3) and (table[:, :, 2] == 0).all()
-    rows = table[:, lead - 1].transpose(0, 1)[:, :, None]
-    x = compress(r, rows)
-    for k in range(1, 5):
-        torch.testing.assert_close(x[lead == k].square().mean((0, 1)), torch.tensor([1.0, 1.0, 0]))
-    torch.testing.assert_close(expand(x, rows), r, rtol=1e-4, atol=1e-7)
-    most = r[lead == 1].abs().amax((0, 1))
-    assert (expand(x * 100, rows)[lead == 1].abs() <= most * (1 + 1e-4)).all()
+def test_against_the_truth_each_measure_is_one_where_members_are_the_truths_own():
+    """Two draws of one distribution; then a shifted, and a too narrow one."""
+    generator = torch.Generator().manual_seed(0)
+    truth = {2: torch.randn(1, 256, 1, 16, 16, generator=generator)}
+    x = torch.randn(1, 64, 1, 16, 16, generator=generator)
+    frames = [None, x], [None, x + 0.5], [None, 0.5 * x]
+    same, moved, narrow = (against(f, truth, "cpu", block=8, high=4) for f in frames)
+    ratio = {what: {name: (row[name][0] / row[f"true_{name}"][0]).item() for name in
+                    ("crps", "crps_block", "variance", "energy")}
+             for what, row in (("same", same), ("moved", moved), ("narrow", narrow))}
+    assert all(value == pytest.approx(1, abs=0.05) for value in ratio["same"].values())
+    assert abs(same["mean"][0]) < 0.005 and moved["mean"][0] == pytest.approx(0.25, abs=0.02)
+    assert _expected(x, truth[2]) == pytest.approx(same["crps"][0].item(), rel=1e-4)
+    assert ratio["narrow"]["variance"] == pytest.approx(0.25, abs=0.01)
+    assert ratio["narrow"]["energy"] == pytest.approx(0.25, abs=0.02)
+    assert ratio["moved"]["crps_block"] > 3 > 1.3 > ratio["moved"]["crps"] > 1.1
 
 
-def corrector(kind="diffusion"):
-    tasks = [TaskSpec("a", (1, 1, 8), 2, CIRCLE), TaskSpec("b", (1, 1, 4), 3, CIRCLE)]
-    tables = [torch.ones(3, 4, 3), torch.ones(3, 2, 3)]
-    tables[0][:, :, 2] = 0  # the padding of the narrow task
-    sizes = OperatorConfig(dim=16, depth=1, modes=2)
-    return Corrector(sizes, tasks, tables, kind)
+def _expected(x, y):
+    """The mean fair CRPS against each draw of the truth."""
+    return sum(crps(x, y[:, j]).item() for j in range(y.shape[1])) / y.shape[1]
 
 
-@pytest.mark.parametrize("kind, calls", [("diffusion", 1), ("diffusion", 8), ("consistency", 1),
-                                         ("consistency", 2)])
-def test_a_draw_counts_its_calls_and_leaves_the_padding_alone(kind, calls):
-    model, count = corrector(kind), []
-    torch.nn.init.normal_(model.net.body.out[0].weight)
-    model.net.register_forward_hook(lambda *_: count.append(1))
-    z0, z1_hat = torch.randn(2, 5, 8, 3)
-    z0[..., 2] = z1_hat[..., 2] = 0
-    noise = torch.randn(5, 2, 8, 3)
-    given = (torch.tensor([1, 2, 3, 4, 9]), torch.ones(5), torch.zeros(5, 0))  # 9: as the last
-    z1 = model.draw(z0, z1_hat, *given, noise, 0, calls)
-    assert len(count) == calls and (z1[..., 2] == 0).all() and z1.isfinite().all()
-    assert not torch.equal(z1, model.draw(z0, z1_hat, *given, -noise, 0, calls))
-    assert not torch.equal(z1, model.draw(0.5 * z0, z1_hat, *given, noise, 0, calls))
-
-
-def test_members_keep_conserved_means():
-    """z0 -> z1_hat keeps them, so what is drawn beside must not move them."""
-    task = TaskSpec("a", (1, 1, 8), 2, CIRCLE, conserved_directions=((0.5, 2.0),))
-    model = Corrector(OperatorConfig(dim=16, depth=1, modes=2), [task], [torch.ones(3, 4, 2)])
-    torch.nn.init.normal_(model.net.body.out[0].weight)
-    z = torch.randn(5, 8, 2)
-    given = (torch.ones(5).long(), torch.ones(5), torch.zeros(5, 0), torch.randn(5, 2, 8, 2))
-    moved = (model.draw(z, z, *given, 0, 4) - z).mean(1)
-    assert (moved @ torch.tensor([0.5, 2.0])).abs().max() < 1e-5 < 0.01 < moved.abs().max()
-
-
-class Memory:
-    """A cache in memory: trajectory n, frame t has the value 10 n + t."""
-
-    dt, params, weight, shape = 0.5, torch.zeros(4, 0), torch.ones(2), (4, 6, 3, 2)
-    facts, inputs = facts(), ()
-    z = [(10 * torch.arange(4)[:, None] + torch.arange(6)).float()[:, :, None, None]
-         .expand(4, 6, 3, 2).contiguous()]
-
-    def __len__(self):
-        return 4
-
-
-def test_residuals_are_those_of_the_operators_own_states():
-    windows = LatentWindows([Memory()], 5)
-    data = Residuals(lambda z, dt, cond, task: z + 1.25, windows, "cpu", start_every=2)
-    assert data.sizes == [4 * (5 + 3 + 1)]  # starts 0, 2, 4 of six frames
-    items = [(7, row, (0, row)) for row in range(36)]
-    batch = data.__getitems__(items)
-    z0, z1_hat, z1 = batch["z"][:, :, 0, 0].unbind(1)
-    torch.testing.assert_close(z1_hat - z0, torch.full((36,), 1.25))
-    torch.testing.assert_close(z1_hat - z1, 0.25 * batch["lead"].float())  # it grows with the lead
-    assert sorted(batch["lead"][:9].tolist()) == [1, 1, 1, 2, 2, 3, 3, 4, 5]
-    assert len(set(zip(z1.tolist(), batch["lead"].tolist(), strict=True))) == 36
-    table = data.compression(0)
-    torch.testing.assert_close(table[0, :, 0], 0.25 * torch.arange(1.0, 6.0))
-    assert batch["step"] == 7 and batch["rows"].tolist() == list(range(36))
-    assert batch["dt"].tolist() == [0.5] * 36
+def test_a_run_says_which_generator_val_prefers(tmp_path):
+    for stage, score, end in (("operator", 0.6, "done"), ("ensemble", 0.5, "done"),
+                              ("diffusion", 0.4, "stopped")):
+        (tmp_path / stage).mkdir()
+        write_json(tmp_path / stage / "choices.json", {"a": {"crps_ratio": score}})
+        write_json(tmp_path / stage / "exit.json", {"status": end})
+    assert preferred(tmp_path, "a") == "ensemble" and preferred(tmp_path, "other") == "operator"

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 from accelerate import Accelerator
-from decaying import Corrector, decaying, operator
+from decaying import Generator, decaying, operator
 
 import evaluate
 from ups.eval.charts import chart, number
@@ -35,8 +35,8 @@ h.click(); const up = column(); h.click(); return [up, column()] })()"""
 @pytest.fixture(scope="module")
 def report():
     """A page of two tasks, in one and two dimensions, with ensembles."""
-    draw = types.SimpleNamespace(model=Corrector(), settings=types.SimpleNamespace(
-        members=6, calls=1, correct_every=1))
+    draw = types.SimpleNamespace(model=Generator(), settings=types.SimpleNamespace(
+        members=6, calls=1))
     return written(operator, [decaying(), decaying("ns2d", (12, 8))], diffusion=draw,
                    consistency=draw)
 

@@ -11,7 +11,6 @@ from ups.models.diffusion import (
     denoising_loss,
     distillation_loss,
     few_step,
-    heun,
     multistep,
     noise_levels,
     precondition,
@@ -172,29 +171,27 @@ def orders(error, steps=(16, 32, 64, 128)):
     return [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)], errors
 
 
-@pytest.mark.parametrize("sampler", [heun, multistep])
-def test_samplers_follow_the_flow_of_a_gaussian_at_second_order(sampler):
+def test_samplers_follow_the_flow_of_a_gaussian_at_second_order():
     x = 80 * normal(4, 16, 1)
     exact = gaussian_flow(x, torch.full((4,), 80.0), torch.zeros(4))
-    found, errors = orders(lambda sigmas: (sampler(gaussian, x, sigmas) - exact).abs().max())
+    found, errors = orders(lambda sigmas: (multistep(gaussian, x, sigmas) - exact).abs().max())
     assert all(1.8 < order < 2.4 for order in found), (found, errors)
     assert errors[-1] < 2e-3
 
 
-@pytest.mark.parametrize("sampler", [heun, multistep])
-def test_samplers_follow_the_flow_of_a_mixture_at_second_order(sampler):
+def test_samplers_follow_the_flow_of_a_mixture_at_second_order():
     p = midpoints(2000)
     x, exact = mixture_quantiles(p, 80.0), mixture_quantiles(p, 0.0)
-    found, errors = orders(lambda sigmas: wasserstein(sampler(mixture, x, sigmas), exact))
+    found, errors = orders(lambda sigmas: wasserstein(multistep(mixture, x, sigmas), exact))
     assert all(1.8 < order < 2.7 for order in found), (found, errors)
     assert errors[-1] < 6e-4
-    sample = sampler(mixture, x, noise_levels(64))
+    sample = multistep(mixture, x, noise_levels(64))
     assert abs(sample.mean()) < 2e-3                        # 0.4 * -1.2 + 0.6 * 0.8 = 0
     assert abs(sample.var() - (0.96 + WIDTH**2)) < 5e-3     # 0.4 * 1.44 + 0.6 * 0.64 = 0.96
 
 
 def test_few_calls_keep_the_spread_of_narrow_data():
-    """Data ten times narrower than their scale: eight calls of multistep, fifteen of Heun."""
+    """Data ten times narrower than their scale, in eight calls."""
     x, levels = 10 * normal(1, 20_000, 1), noise_levels(8, 0.01, 10.0, rho=20.0)
     calls = []
 
@@ -203,21 +200,6 @@ def test_few_calls_keep_the_spread_of_narrow_data():
         return x * 0.1**2 / (0.1**2 + over(sigma, x) ** 2)
 
     assert abs(multistep(narrow, x, levels).std() / 0.1 - 1) < 0.05 and len(calls) == 8
-    assert heun(narrow, x, levels).std() / 0.1 > 1.1 and len(calls) == 8 + 15
-
-
-def test_heun_counts_its_calls():
-    calls = []
-
-    def denoiser(x, sigma):
-        calls.append(sigma)
-        return gaussian(x, sigma)
-
-    x = 80 * normal(3, 2, 1).float()
-    assert heun(denoiser, x, noise_levels(6)).dtype == torch.float32
-    assert len(calls) == 11 and all(c.shape == (3,) and (c > 0).all() for c in calls)
-    once = heun(denoiser, x, noise_levels(1))
-    assert len(calls) == 12 and torch.equal(once, gaussian(x, torch.full((3,), 80.0)))
 
 
 # consistency

@@ -1,82 +1,100 @@
-"""Ensembles: many possible futures of one initial state, a frame at a time.
+"""Ensembles: members that are trajectories, one step of all of them at a time.
 
-    corrected   the operator rolls out alone; at every `correct_every`-th lead each member is drawn
-                anew from p(z_k | z_hat_{k-1}, z_hat_k, k); between them the operator carries it on
-    perturbed   the cheap alternative: the operator from initial states with white noise
+    z (B, M, N, D) -> generator.step(z, dt, cond, task, noise, inputs) -> z of the next step
 
-A drawn member never enters the operator's own line. It is the truth plus an error of its own, as
-large as the operator's: corrected again, both would count, and the variance would double with every
-correction. The operator's own error after k steps is what the corrector was trained on.
+The numbers of member m in step k are a function of (seed, trajectory, m, k) alone: neither the
+number of processes nor that of members, neither the order of rows nor the device changes a member.
+Step 0 is the start, to which a generator may add noise.
 """
 
+import functools
 import itertools
+import math
 
 import torch
 
-from ups.eval.forecasts import inputs_at
+from ups.eval.forecasts import start
+from ups.models.generators import Perturbed
+from ups.rollout import inputs_at
 
-ROWS = 4096  # members that go through a network at a time, where nothing else is said
+ROWS = 4096  # members that go through a network at a time
+DRESS = 32   # trajectories on which the size of a dressing is measured
+GOLDEN, FIRST, SECOND = (x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9,
+                                             0x94D049BB133111EB))
 
 
 @torch.no_grad()
-def corrected(operator, corrector, z0, steps, dt, cond, task, noise, calls, correct_every=1,
-              leads=None, rows=ROWS, inputs=None, **how):
-    """Yield (k, members (B, M, N, D)) for k = 1 .. steps, or for those of `leads` alone.
+def roll_out_members(generator, z0, steps, dt, cond, task, noise, scale, inputs=None, rows=ROWS):
+    """Yield the members (B, M, N, D) after 1, 2, .. steps from z0 (B, N, D).
 
-    noise: (B, M, 2, N, D) normal numbers, the same at every lead, so that the frames of a member
-    belong together. At most `rows` members go through a network at a time. `inputs`: tokens
-    (B, T or 1, N, E) of the channels that are given, if any.
+    noise(step, count) -> (B, M, count), such as `member_noise` with its first arguments; scale
+    (D,): the latents' deviation under white noise of one deviation on the grid. At most `rows`
+    members go through a network at a time.
     """
-    size = noise.shape[:2]
-    state, members = z0, _members(z0, size[1])
-    flat = [_members(x, size[1]) for x in (dt, cond)]
-
-    def step(z, dt, cond, x):
-        return operator(z, dt, cond, task, x)
-
-    def draw(z0, z1_hat, lead, dt, cond, noise, x):
-        return corrector.draw(z0, z1_hat, lead, dt, cond, noise, task, calls, inputs=x, **how)
-
+    size = generator.perturbation[task] if generator.perturbation else 0.0
+    first = noise(0, math.prod(z0.shape[1:])).unflatten(2, z0.shape[1:])  # (B, M, N, D)
+    first = size * scale * (first - first.mean(2, keepdim=True))  # no mean of a field is moved
+    shape, z = first.shape[:2], (z0[:, None] + first).flatten(0, 1)
+    dt, cond = (x.repeat_interleave(shape[1], 0) for x in (dt, cond))
     for k in range(1, steps + 1):
-        given = inputs_at(inputs, k - 1)
-        before, state = state, operator(state, dt, cond, task, given)
-        wanted, given = leads is None or k in leads, _members(given, size[1])
-        if k % correct_every:
-            members = _by_rows(step, rows, members, *flat, given)
-        elif wanted or correct_every > 1:
-            lead = torch.full_like(flat[0], k, dtype=torch.long)
-            members = _by_rows(draw, rows, _members(before, size[1]), _members(state, size[1]),
-                               lead, *flat, noise.flatten(0, 1), given)
-        if wanted:
-            yield k, members.unflatten(0, size)
+        numbers, given = noise(k, generator.numbers(task)).flatten(0, 1), inputs_at(inputs, k - 1)
+        given = itertools.repeat(None) if given is None else given.repeat_interleave(
+            shape[1], 0).split(rows)
+        parts = zip(*(x.split(rows) for x in (z, dt, cond, numbers)), given, strict=False)
+        z = torch.cat([generator.step(*part[:3], task, *part[3:]) for part in parts])
+        yield z.unflatten(0, shape)
 
 
-@torch.no_grad()
-def perturbed(operator, z0, steps, dt, cond, task, noise, size, leads=None, inputs=None):
-    """Yield (k, members) as `corrected` does, from z0 + size * noise (B, M, N, D)."""
-    members = (z0[:, None] + size * noise).flatten(0, 1)
-    flat = [_members(x, noise.shape[1]) for x in (dt, cond)]
-    for k in range(1, steps + 1):
-        given = _members(inputs_at(inputs, k - 1), noise.shape[1])
-        members = _by_rows(lambda z, dt, cond, x: operator(z, dt, cond, task, x), ROWS, members,
-                           *flat, given)
-        if leads is None or k in leads:
-            yield k, members.unflatten(0, noise.shape[:2])
+def member_noise(seed, trajectories, members, device, step, count):
+    """Normal numbers (B, M, count) of one step, by hashing (Steele et al. 2014, splitmix64)."""
+    key = _mixed(torch.tensor(seed))
+    for part in (torch.as_tensor(trajectories).view(-1, 1, 1),
+                 torch.arange(members).view(-1, 1), torch.tensor(step)):
+        key = _mixed(key + GOLDEN * (part.cpu().long() + 1))
+    bits = _mixed(key.to(device) + GOLDEN * torch.arange(1, (count + 1) // 2 + 1, device=device))
+    radius = ((bits >> 32 & 0xFFFFFFFF).float() + 0.5).mul(2.0**-32).log().mul(-2).sqrt()
+    angle = (bits & 0xFFFFFFFF).float().mul(2 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 
 
-def member_noise(seed, trajectories, *shape):
-    """Normal numbers (B, *shape): a function of seed and trajectory alone."""
-    draws = [torch.randn(shape, generator=torch.Generator().manual_seed(seed * 1_000_003 + int(n)))
-             for n in trajectories]
-    return torch.stack(draws)
+def _mixed(x):
+    """64 bits (int64, products wrap) in which every bit depends on every bit of x"""
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        x = (x ^ (x >> shift & 2**(64 - shift) - 1)) * factor
+    return x ^ (x >> 31 & 2**33 - 1)
 
 
-def _members(x, count):
-    """(B, ...) -> (B * count, ...): each row `count` times"""
-    return None if x is None else x.repeat_interleave(count, 0)
+def drawn(generator, task, index, members, seed=0):
+    """The forecast of a generator: members (B, M, C, *grid) of each lead."""
+    def forecast(s):
+        noise = functools.partial(member_noise, seed, s.chosen, members, s.z0.device)
+        for z in roll_out_members(generator, s.z0, s.steps, s.dt, s.cond, index, noise,
+                          task.noise_scale.to(s.z0), s.inputs):
+            yield task.decode(z)
+
+    return forecast
 
 
-def _by_rows(function, rows, *tensors):
-    """`function` of `rows` rows at a time: memory, not science."""
-    parts = [itertools.repeat(None) if x is None else x.split(rows) for x in tensors]
-    return torch.cat([function(*part) for part in zip(*parts, strict=False)])
+def dressed(operator, task, index, device, members, seed=0):
+    """The operator alone, and at every lead Gaussian noise as large as its error on val, channel by
+    channel. No member is fed back: a yardstick of what a marginal distribution wins."""
+    alone = Perturbed(operator, None)
+
+    def line(s):
+        noise = functools.partial(member_noise, 0, s.chosen, 1, device)
+        for z in roll_out_members(alone, s.z0, s.steps, s.dt, s.cond, index, noise, 0.0, s.inputs):
+            yield z[:, 0]
+
+    @functools.cache
+    def errors():
+        chosen = task.fields.split("val")[:DRESS]
+        s = start(task, chosen, chosen, device)
+        return [(z - task.encode(s.u[:, k])).square().mean((0, 1)).sqrt()
+                for k, z in enumerate(line(s), start=1)]
+
+    def forecast(s):
+        for k, (z, size) in enumerate(zip(line(s), errors(), strict=True), start=1):
+            noise = member_noise(seed, s.chosen, members, device, k, math.prod(z.shape[1:]))
+            yield task.decode(z[:, None] + size * noise.unflatten(2, z.shape[1:]))
+
+    return forecast

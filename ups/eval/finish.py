@@ -7,12 +7,14 @@ import math
 import torch
 
 from ups.data.fields import Fields
+from ups.eval.ensemble_scores import choose_perturbation
 from ups.eval.forecasts import make_forecasts
 from ups.eval.measure import best_median_worst, measure, show
 from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plans import choose
 from ups.eval.plots import draw_codec, draw_rollouts, picture
 from ups.models.codec import compare_at, truncate
+from ups.models.generators import Perturbed
 
 LEADS = (1, 5, 10, 20, 40)  # that tables show
 ROWS = {"operator": "operator", "persistence": "persistence", "codec": "codec floor"}
@@ -69,6 +71,7 @@ def test_operator(run, model, tasks):
         run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                 "tasks": results})
         print(NRMSE + ".")
+    choose_perturbation(run, model, Perturbed(model, None), tasks)
 
 
 def summary(tables):

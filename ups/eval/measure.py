@@ -84,7 +84,7 @@ def _tables(s, conserved, forecasts, seconds, only, extra):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`; spectra at some leads."""
     rows, kept = {}, spectrum_leads(s.steps + 1)
     energies = {}
-    if only is None:
+    if only is None or "spectrum_error" in only:
         energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
         rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():

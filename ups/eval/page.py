@@ -18,7 +18,7 @@ from ups.eval.forecasts import LABELS, PROBES
 from ups.eval.style import PAGE, SCRIPT, STYLE
 from ups.eval.trajectories import trajectories
 
-ENSEMBLES = ("diffusion", "consistency")
+ENSEMBLES = ("ensemble", "diffusion", "consistency")
 METRICS = {"rmse": "RMSE", "vrmse": "VRMSE", "relative_l2": "relative L2", "max_error": "max error",
            "mae": "absolute error", "crps": "CRPS", "sample_nrmse": "nRMSE of one member",
            "crmse": "cRMSE", "brmse": "bRMSE", "frmse_low": "fRMSE low", "frmse_mid": "fRMSE mid",
@@ -115,7 +115,7 @@ def _spectra(result, scored):
 def _calibration(result, scored):
     there = [name for name in ENSEMBLES if name in scored]
     if not there:
-        return "<h3>Calibration</h3><p>This run has no corrector, and so no ensemble.</p>"
+        return "<h3>Calibration</h3><p>This run has no generator of ensembles.</p>"
     charts = [_over(result, scored, "crps_ratio", there, "CRPS",
                     "share of the operator's absolute error", line=1),
               _over(result, scored, "spread_skill", there, "Spread / skill", "1 is right", line=1)]

@@ -95,74 +95,45 @@ def _planes(*fields):
     return [u[:, u.shape[1] // 2] if u.ndim == 4 else u for u in fields]
 
 
-def draw_ensemble(figure, spec, channel, truth, members, result):
-    """One trajectory: the fan of its members in 1-D; mean, one member and spread in 2-D.
-
-    truth (T, C, *grid), members (T, M, C, *grid); `result`: the scores by lead time.
-    """
-    truth, members = (x.float().numpy() for x in (truth[:, channel], members[:, :, channel]))
-    if truth.ndim == 4:  # three space axes: the middle slice
+def draw_ensemble(figure, spec, truth, members):
+    """One trajectory (T, *grid) and members (T, M, *grid): truth, four of them and their spread, in
+    1-D over space and time, else at three times; below, the fan of a point over time."""
+    truth, members = truth.float().numpy(), members.float().numpy()
+    while truth.ndim > 3:  # three space axes: the middle slice
         truth, members = truth[:, truth.shape[1] // 2], members[:, :, members.shape[2] // 2]
-    frames = sorted({max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
-    draw = _fan_1d if truth.ndim == 2 else _ensemble_2d
-    curves = draw(figure, spec, truth, members, frames)
-    for axis, key, title in zip(curves, ("crps", "spread_skill"), ("CRPS", "spread / skill"),
-                                strict=True):
-        for row, (label, scores) in enumerate(result["scores"].items()):
-            if label != "operator" or key == "crps":
-                axis.plot(result["leads"], scores[key], "o-", ms=3, color=f"C{row}", label=label)
-        axis.set(title=title, xlabel="steps")
-        if len(result["leads"]) == 1:  # of a steady task
-            axis.set_xticks(result["leads"])
-        axis.grid(alpha=0.25)
-    curves[0].set_yscale("log")
-    curves[0].legend(fontsize=8)
-    curves[1].axhline(1.0, color="0.5", lw=1, ls="--")
-    figure.suptitle(f"{spec.name}: {spec.channels[channel]} of the first test trajectory, "
-                    f"{members.shape[1]} members")
-
-
-def _fan_1d(figure, spec, truth, members, frames):
-    figure.set_size_inches(3.6 * len(frames) + 4, 6.5)
-    axes = figure.subplots(2, len(frames) + 1, squeeze=False)
-    x = np.linspace(*spec.domain[0], truth.shape[1], endpoint=False)
-    for column, frame in enumerate(frames):
-        mean = members[frame].mean(0)
-        low, high = np.quantile(members[frame] - mean, (0.05, 0.95), axis=0)
-        upper, lower = axes[:, column]
-        upper.plot(x, members[frame].T, color="C0", lw=0.6, alpha=0.4)
-        upper.plot(x, truth[frame], "k", lw=1.2)
-        upper.set_title(f"t = {frame * spec.dt:.3g}")
-        lower.fill_between(x, low, high, color="C0", alpha=0.3, label="members, 5 to 95 %")
-        lower.plot(x, truth[frame] - mean, "k", lw=1.2, label="truth")
-        lower.set_xlabel("x")
-        for axis in (upper, lower):
-            axis.grid(alpha=0.25)
-    axes[0, 0].set_ylabel("truth (black), members")
-    axes[1, 0].set_ylabel("less the ensemble mean")
-    axes[1, 0].legend(fontsize=8)
-    return axes[:, -1]
-
-
-def _ensemble_2d(figure, spec, truth, members, frames):
-    count = len(frames)
-    figure.set_size_inches(2.6 * count + 4.5, 11)
-    axes = figure.subplots(5, count + 1, squeeze=False, width_ratios=[1] * count + [1.4])
-    for column, frame in enumerate(frames):
-        mean, spread = members[frame].mean(0), members[frame].std(0, ddof=1)
-        error = np.abs(truth[frame] - mean)
-        bound, worst = (truth[frame].min(), truth[frame].max()), max(error.max(), 1e-12)
-        _images(axes[:, column], (
-            (truth[frame], *bound, "viridis"), (mean, *bound, "viridis"),
-            (members[frame, 0], *bound, "viridis"), (spread, 0, worst, "magma"),
-            (error, 0, worst, "magma")))
-        axes[0, column].set_title(f"t = {frame * spec.dt:.3g}")
-    for row, label in enumerate(("truth", "ensemble mean", "one member", "spread",
-                                 "|error of the mean|")):
+    frames = [slice(None)] if truth.ndim == 2 else sorted(
+        {max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
+    shown, spread = min(4, members.shape[1]), members.std(1, ddof=1)
+    figure.set_size_inches(14.5, 2.5 * len(frames) + 3.5)
+    above, below = figure.subfigures(2, height_ratios=(2.5 * len(frames), 3.3))
+    axes = above.subplots(len(frames), shown + 2, squeeze=False)
+    for row, frame in enumerate(frames):
+        u = truth[frame]
+        panels = [(u, u.min(), u.max(), "viridis")] + [
+            (members[frame, m] if truth.ndim == 3 else members[:, m], u.min(), u.max(), "viridis")
+            for m in range(shown)] + [(spread[frame], 0, spread[frame].max() or 1.0, "magma")]
+        _images(axes[row, :-1], panels[:-1], bars=False, aspect="auto")
+        _images(axes[row, -1:], panels[-1:], aspect="auto")
+        label = "time, upwards" if truth.ndim == 2 else f"t = {frame * spec.dt:.3g}"
         axes[row, 0].set_ylabel(label)
-    for axis in axes[2:, -1]:
-        axis.axis("off")
-    return axes[:2, -1]
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    for axis, title in zip(axes[0], ["truth", *(f"member {m + 1}" for m in range(shown)), "spread"],
+                           strict=True):
+        axis.set_title(title)
+    middle = tuple(n // 2 for n in truth.shape[1:])
+    time, fan = spec.dt * np.arange(len(truth)), members[(slice(None), slice(None), *middle)]
+    axis = below.subplots()
+    for share, shade in ((90, 0.2), (50, 0.35)):
+        low, high = np.percentile(fan, (50 - share / 2, 50 + share / 2), axis=1)
+        axis.fill_between(time, low, high, color="C0", alpha=shade, lw=0, label=f"{share} %")
+    axis.plot(time, fan[:, :shown], color="C0", lw=0.7)
+    axis.plot(time, truth[(slice(None), *middle)], "k", lw=1.4, label="truth")
+    axis.set(xlabel="time", ylabel=spec.channels[0], title="the point in the middle: truth, four "
+             f"members, and the bands of {members.shape[1]}")
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
+    figure.suptitle(f"{spec.name}: {spec.channels[0]} of a test trajectory")
 
 
 def draw_codec(figure, spec, u, grid, patch):

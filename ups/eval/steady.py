@@ -86,10 +86,8 @@ def read(task, chosen, device):
 
 def noise_of(task, chosen, members):
     """Normal numbers (B, M, N, D), a function of seed, sample and member alone."""
-    names = [int(n) * 65536 + member for n in chosen for member in range(members)]
-    spec = task.codec.spec
-    noise = member_noise(SEED, names, math.prod(spec.tokens), spec.width)
-    return noise.unflatten(0, (len(chosen), members))
+    shape = math.prod(task.codec.spec.tokens), task.codec.spec.width
+    return member_noise(SEED, chosen, members, "cpu", 0, math.prod(shape)).unflatten(2, shape)
 
 
 def steady_forecasts(prior, task, members, calls):

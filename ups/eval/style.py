@@ -9,14 +9,14 @@ PAGE = """<!doctype html>
 STYLE = """
 :root { --back: #fff; --card: #f6f7f9; --text: #1c2126; --soft: #66707a; --line: #dde1e6;
   --operator: #1668c1; --diffusion: #d9600a; --consistency: #8a3ab9; --codec: #23913c;
-  --guarded: #0d8f8f; --persistence: #8a9099; --mean: #b08a3c; --one_step: #5b76a8 }
+  --ensemble: #0d8f8f; --persistence: #8a9099; --mean: #b08a3c; --one_step: #5b76a8 }
 @media (prefers-color-scheme: dark) { :root { --back: #14171a; --card: #1e2327; --text: #e4e8eb;
   --soft: #9aa5ae; --line: #363d44; --operator: #5aa7f5; --diffusion: #f79a4e;
-  --consistency: #c58af0; --codec: #5cc774; --guarded: #45c4c4; --persistence: #9aa1a9;
+  --consistency: #c58af0; --codec: #5cc774; --ensemble: #45c4c4; --persistence: #9aa1a9;
   --mean: #d0ac62; --one_step: #94a9d0 } }
 .operator { color: var(--operator) } .diffusion { color: var(--diffusion) }
 .consistency { color: var(--consistency) } .codec { color: var(--codec) }
-.guarded { color: var(--guarded) } .persistence { color: var(--persistence) }
+.ensemble { color: var(--ensemble) } .persistence { color: var(--persistence) }
 .mean { color: var(--mean) } .one_step { color: var(--one_step) } .truth { color: var(--text) }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--back); color: var(--text);

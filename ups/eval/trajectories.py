@@ -14,8 +14,8 @@ from ups.eval.charts import HEIGHT, LEFT, WIDTH, key, number, png
 from ups.eval.plots import CHOICE
 
 FILM, PIXELS, STILLS = 31, 96, 4  # frames of a film, its points per axis, still frames
-NAMES = {"truth": "truth", "operator": "operator", "error": "error", "diffusion": "corrector",
-         "consistency": "student"}
+NAMES = {"truth": "truth", "operator": "operator", "error": "error",
+         "ensemble": "ensemble", "diffusion": "diffusion", "consistency": "student"}
 
 
 def trajectories(result, pictures):

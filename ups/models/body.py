@@ -119,9 +119,10 @@ class TokenBody(nn.Module):
         """The layers between the first and the last one, whose matrices are Muon's."""
         return nn.ModuleList([self.blocks, self.modulation])
 
-    def forward(self, x, scalars, cond, task=0, inputs=None, modulation=None):
+    def forward(self, x, scalars, cond, task=0, inputs=None, modulation=None, added=None):
         """x (B, N, inputs), scalars (B, S), cond (B, P), input tokens (B, N, E) of a task that has
-        them, what `modulate` says where it is known -> (B, N, outputs)"""
+        them, what `modulate` says where it is known, and what is added to the first layer's
+        result (B, N, dim) -> (B, N, outputs)"""
         spec = self.tasks[task]
         if spec.inputs:
             if inputs is None or inputs.shape[-1] != spec.inputs:
@@ -134,6 +135,8 @@ class TokenBody(nn.Module):
 
         x = x.unflatten(1, spec.tokens)                              # (B, X, Y, Z, inputs)
         x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        if added is not None:
+            x = x + added.unflatten(1, spec.tokens)
         x = x.to(self.low) if self.low else x
         modulation = modulation or self.modulate(scalars, cond, task)
         with self._precision(x):

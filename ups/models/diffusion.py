@@ -16,7 +16,6 @@ numbers are given, so that they can be a function of the seed. Where channels of
 noise that is zero there: then they stay zero.
 """
 
-import itertools
 import math
 
 import torch
@@ -47,7 +46,8 @@ def training_sigma(normal, mean=-1.2, std=1.2):
 def denoising_loss(net, clean, sigma, noise, sigma_data=1.0, weight=None):
     """Squared error (B,) of D over c_out, which is net's own error, so of order one at any sigma.
 
-    `weight` (D,) is that of the channels, zero where they are padding; None weighs all alike.
+    `weight` (D,) is that of the channels, zero where they are padding; None weighs all alike. Or it
+    is a function, from the error to (B,).
     """
     error = denoise(net, clean + _times(sigma, noise), sigma, sigma_data) - clean
     return _mean_square(error, weight) / precondition(sigma, sigma_data)[1] ** 2
@@ -62,25 +62,13 @@ def noise_levels(steps, sigma_min=SIGMA_MIN, sigma_max=SIGMA_MAX, rho=7.0):
     return torch.cat([levels, levels.new_zeros(1)]).float()
 
 
-def heun(denoiser, x, sigmas):
-    """Sample from x (B, ...) at sigmas[0] by denoiser(x, sigma (B,)), 2 * steps - 1 calls.
-
-    `sigmas` (steps + 1,) ends in 0, which the last step reaches by Euler's rule: x = D.
-    """
-    sigmas = [_levels(sigma, x) for sigma in sigmas[:-1]]
-    for sigma, after in itertools.pairwise(sigmas):
-        slope = _times(1 / sigma, x - denoiser(x, sigma))
-        y = x + _times(after - sigma, slope)
-        x = x + _times((after - sigma) / 2, slope + _times(1 / after, y - denoiser(y, after)))
-    return denoiser(x, sigmas[-1])
-
-
 def multistep(denoiser, x, sigmas, path=None):
-    """Sample as `heun` does, with one call a step: DPM-Solver++(2M) (Lu et al. 2022, algorithm 2).
+    """Sample from x (B, ...) at sigmas[0] by denoiser(x, sigma (B,)), with one call a step.
 
-    Linear in D and exact in x / sigma, so that x shrinks as it should where the data are narrower
-    than the levels are apart; there Heun overshoots. The slope of D in log sigma comes from the
-    call before. A list `path` takes up x at each level but the last.
+    DPM-Solver++(2M) (Lu et al. 2022, algorithm 2): linear in D and exact in x / sigma, so that x
+    shrinks as it should where the data are narrower than the levels are apart; Heun's rule
+    overshoots there. The slope of D in log sigma comes from the call before. `sigmas` (steps + 1,)
+    end in 0. A list `path` takes up x at each level but the last.
     """
     path = [] if path is None else path
     before = None
@@ -152,6 +140,8 @@ def _times(s, x):
 
 
 def _mean_square(error, weight):
-    """(B, N, D) -> (B,), channels weighed by weight (D,)"""
+    """(B, N, D) -> (B,), channels weighed by weight (D,), or what weight(error) is"""
+    if callable(weight):
+        return weight(error)
     weight = error.new_ones(error.shape[-1]) if weight is None else weight
     return (weight * error**2).mean(1).sum(-1) / weight.sum()

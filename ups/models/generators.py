@@ -1,23 +1,23 @@
-"""The corrector: draws the true latent z1 given the operator's prediction z1_hat of it.
+"""Generators: the next state as a distribution. A member is a trajectory: every draw is fed back.
 
-The operator rolls out alone. After k steps it has predicted z1_hat from its own state z0, and what
-is missing, r = z1 - z1_hat, is modelled as a distribution given [z0, z1_hat], the time k dt since
-the last true state, and the parameters. Residuals grow with k, differ between latent channels, and
-are far larger at fronts than elsewhere, so for each lead and channel they are compressed to
+    step(z, dt, cond, task, noise, inputs) -> z1     noise (B, numbers(task)): normal numbers
 
-    x = asinh(r / s) / c,    s the median of |r|, c the root mean square of asinh(r / s)
+    Ensemble    the operator with noise in its modulations and its tokens, in one call
+    Diffusion   the operator's step and what it misses, drawn along the probability flow in `calls`
+                calls (Karras et al. 2022), or by its consistency student in one or two
+    Perturbed   no network of its own: the operator, from a start with white noise
 
-over the trajectories of the fit split: linear where r is small, a logarithm where it is large.
+What a step misses, r = z1 - z1_hat, has white coordinates x, N(0, 1) in every direction:
 
-    teacher   along the probability flow, by `multistep`, or `heun` with two calls a step
-    student   consistency function, one or two network calls
-    0 calls   x is drawn from N(0, 1): no network, a yardstick for what it gains
+    r = size colour(x)       log size = a + b log |z1_hat - z0|,  fitted by least squares
+    colour: r^_k = L_k x^_k  for each wave vector k over the tokens, L_k L_k* the mean of r^_k r^_k*
 
-Both are this one class and may exchange weights; `kind` says how to draw. The network is a
-`Denoiser`, which also serves the steady prior.
+The size follows the change where errors do, and not (b = 0) where the equation itself has noise.
+Waves around closed axes are those of a circle: there the covariance is a rough one, to begin with.
 """
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -25,19 +25,163 @@ from torch import nn
 
 from ups.models.body import TokenBody
 from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
-from ups.models.latent_operator import ConserveMean
+from ups.models.latent_operator import ConserveMean, LatentOperator
 
-SIGMAS = 0.01, 10.0  # compressed residuals have unit variance
+NUMBERS = 32  # of a member's noise vector (FGN: Alet et al. 2025)
+SIGMAS = 0.01, 10.0  # levels of noise, for what has unit variance
 LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
 JUMPS = (0, 3)  # places in it of the student's first and second call
+MEASURED, CHUNK = 2048, 256  # steps of which residuals are measured, and of these at a time
+LEVELS = 4  # of fields and their block means in a CRPS
+FLOOR = 1e-8  # least variance of a direction, as a share of the largest
+
+
+class ResidualLaw(nn.Module):
+    """What a step misses, r (B, N, D) of a task's own width, from white x and back."""
+
+    def __init__(self, tasks):
+        super().__init__()
+        self.tasks = tuple(tasks)
+        for index, task in enumerate(self.tasks):
+            waves = *task.tokens[:2], task.tokens[2] // 2 + 1
+            weight = torch.tensor(task.weight or (1.0,) * task.width)
+            self.register_buffer(f"weight{index}", weight / weight.sum())
+            self.register_buffer(f"law{index}", torch.zeros(4))  # a, b, least |change|, most |r|
+            for name in ("root", "inverse"):  # (X, Y, Z/2 + 1, D, D), real and imaginary parts
+                self.register_buffer(f"{name}{index}",
+                                     torch.zeros(*waves, task.width, task.width, 2))
+
+    def norm(self, r, task):
+        """Root mean square (B,) of the field's error that r (B, N, D) is."""
+        weight = self.get_buffer(f"weight{task}")
+        return (weight * r[..., :len(weight)].square()).sum(-1).mean(1).sqrt()
+
+    def size(self, change, task):
+        """The typical size (B, 1, 1) of r after a change z1_hat - z0 (B, N, D)."""
+        a, b, least, most = self.get_buffer(f"law{task}")
+        size = torch.exp(a + b * self.norm(change, task).maximum(least).log())
+        return size.minimum(most)[:, None, None]
+
+    def colour(self, x, task, name="root"):
+        """White x (B, N, D) -> a stationary field with the residuals' covariance and size 1."""
+        tokens, root = self.tasks[task].tokens, self.get_buffer(f"{name}{task}")
+        waves = torch.fft.rfftn(x.to(root.dtype).unflatten(1, tokens), dim=(1, 2, 3))
+        waves = torch.einsum("xyzij,bxyzj->bxyzi", torch.view_as_complex(root), waves)
+        return torch.fft.irfftn(waves, s=tokens, dim=(1, 2, 3)).flatten(1, 3)
+
+    def residual(self, x, change, task):
+        """r (B, N, D) of x, nowhere larger than residuals were seen to be: it is fed back."""
+        r, most = self.size(change, task) * self.colour(x, task), self.get_buffer(f"law{task}")[3]
+        return r * (most / self.norm(r, task).clamp(min=1e-30)).clamp(max=1)[:, None, None]
+
+    def whiten(self, r, change, task):
+        """The white coordinates of r, the inverse of size * colour(x)."""
+        return self.colour(r / self.size(change, task), task, "inverse")
+
+    def energy(self, x, task):
+        """The mean square (B,) of an error x in white coordinates, and that of the field's error
+        that it is, in equal shares: small scales are many, large ones are what counts."""
+        return (x.square().mean((1, 2)) + self.norm(self.colour(x, task), task).square()) / 2
+
+    @torch.no_grad()
+    def measure(self, operator, windows):
+        """Fit the law of each task to an operator's steps from true states; `windows` are those of
+        a split. Returns the root mean square of r of each task."""
+        found, device = [], self.weight0.device
+        for index, task in enumerate(self.tasks):
+            pairs, count = [], windows.sizes[index]
+            chosen = range(0, count, -(-count // MEASURED))
+            for first in range(0, len(chosen), CHUNK):
+                batch = windows.__getitems__([(0, 0, (index, n))
+                                              for n in chosen[first : first + CHUNK]])
+                z0, z1 = batch["z"].to(device)[:, :2].unbind(1)
+                dt, cond = batch["dt"].to(device), batch["cond"].to(device)
+                given = {"inputs": batch["inputs"][:, 0].to(device)} if "inputs" in batch else {}
+                z1_hat = operator(z0, dt, cond, index, **given)
+                pairs.append([x[..., :task.width] for x in (z1_hat - z0, z1 - z1_hat)])
+            found.append(self.fit(index, pairs))
+        return found
+
+    @torch.no_grad()
+    def fit(self, task, pairs):
+        """From a list of (change, r), each (B, N, D) of the task's own width; sums in float64.
+
+        Returns the root mean square of r.
+        """
+        logs = torch.cat([torch.stack([self.norm(x, task).double().clamp(min=1e-12).log()
+                                       for x in pair], 1) for pair in pairs])
+        variance, mean = torch.cov(logs.T, correction=0), logs.mean(0)
+        b = (variance[0, 1] / (variance[0, 0] + 0.01)).clamp(0, 2)  # no slope from no variation
+        least, most = logs[:, 0].min().exp(), logs[:, 1].max().exp()
+        self.get_buffer(f"law{task}").copy_(torch.stack([mean[1] - b * mean[0], b, least, most]))
+        total, count, scale = 0, 0, 0
+        for change, r in pairs:
+            r = (r / self.size(change, task)).double().unflatten(1, self.tasks[task].tokens)
+            waves = torch.fft.rfftn(r, dim=(1, 2, 3), norm="ortho")
+            total = total + torch.einsum("bxyzi,bxyzj->xyzij", waves, waves.conj())
+            scale = scale + self.norm(r.flatten(1, 3), task).square().sum()
+            count += len(r)
+        self.get_buffer(f"law{task}")[0] += (scale / count).log() / 2  # colour has size 1
+        values, vectors = torch.linalg.eigh(total / scale)
+        values = values.clamp(min=FLOOR * values.max().item()).sqrt()
+        for name, part in (("root", values), ("inverse", 1 / values)):
+            root = (vectors * part[..., None, :]) @ vectors.mH
+            self.get_buffer(f"{name}{task}").copy_(torch.view_as_real(root))
+        return logs[:, 1].mul(2).exp().mean().sqrt().item()
+
+
+class Ensemble(LatentOperator):
+    """z1 = operator(z0; noise) + size gain colour(x): with the noise at zero before training it is
+    the operator, bit for bit, and with noise the operator and a residual of the right covariance.
+
+    A vector of normal numbers is added to all modulations, by a small MLP without biases; the
+    coloured field enters the first layer too, so that the step carries it along.
+    """
+
+    perturbation = None  # of each task's first state, in deviations of a field; None: none
+
+    def __init__(self, config, tasks):
+        super().__init__(config, tasks)
+        self.law, dim = ResidualLaw(self.tasks), config.dim
+        self.vector = nn.Sequential(nn.Linear(NUMBERS, dim, bias=False), nn.SiLU(),
+                                    nn.Linear(dim, 6 * config.depth * dim, bias=False))
+        self.field = nn.ModuleList(nn.Linear(task.width, dim, bias=False) for task in self.tasks)
+        for p in (self.vector[2].weight, *self.field.parameters()):
+            nn.init.normal_(p, std=1e-2 / math.sqrt(dim))
+        self.gain = nn.ParameterList(torch.ones(task.width) for task in self.tasks)
+
+    def forward(self, z0, dt, cond, task=0, inputs=None, vector=None, field=None):
+        """z0 (B, N, D), dt (B,), cond (B, P), vector (B, 32), a coloured field (B, N, D of the
+        task) -> a draw of z1 (B, N, D); without noise, the operator's z1_hat."""
+        if vector is None:
+            return super().forward(z0, dt, cond, task, inputs)
+        more = self.vector(vector)[:, None, None, None].chunk(6 * len(self.body.blocks), -1)
+        modulation = [[m + next(part) for m in block] for part in [iter(more)]
+                      for block in self.modulate(dt, cond, task)]
+        z1 = super().forward(z0, dt, cond, task, inputs, modulation, self.field[task](field))
+        size = self.law.size((z1 - z0).detach(), task)
+        r = size * self.conserve(self.gain[task] * field, task)
+        return z1 + F.pad(r, (0, self.width - r.shape[-1]))
+
+    def numbers(self, task):
+        """How many normal numbers a step of a member takes."""
+        return NUMBERS + math.prod(self.tasks[task].tokens) * self.tasks[task].width
+
+    def shaped(self, noise, task):
+        """The vector and the coloured field that normal numbers (B, numbers) are."""
+        vector, x = noise[:, :NUMBERS], noise[:, NUMBERS:]
+        return vector, self.law.colour(x.unflatten(1, (-1, self.tasks[task].width)), task)
+
+    def step(self, z, dt, cond, task, noise, inputs=None):
+        return self(z, dt, cond, task, inputs, *self.shaped(noise, task))
 
 
 class Denoiser(nn.Module):
     """net(x, c_noise | context, dt, cond): a `TokenBody` reads the noisy tokens and their context,
     joined by channel. Zero at the start, so that D(x; sigma) = c_skip x, and in the padding.
 
-        corrector   [noisy residual, z0, z1_hat]    channels = 3
-        steady      [noisy u-latent, a-latent]      channels = 2
+        diffusion   [noisy residual, z0, z1_hat]    channels = 3
+        steady      [noisy residual]                channels = 1
     """
 
     def __init__(self, config, tasks, channels):
@@ -62,75 +206,85 @@ class Denoiser(nn.Module):
         return F.pad(x[..., :width], (0, self.width - width))
 
 
-class Corrector(nn.Module):
-    """net(x, c_noise | z0, z1_hat, lead, ..) on scaled residuals x, and how to draw with it."""
+class Diffusion(nn.Module):
+    """net(x, c_noise | z0, z1_hat, ..) on white coordinates x of what the operator's step misses.
 
-    def __init__(self, config, tasks, tables, kind="diffusion"):
-        """`tables`: for each task, those of `compression` (3, leads, D)."""
+    Teacher and student are this one class and may exchange weights; `kind` says how to draw. With
+    0 calls x is white itself: no network, a yardstick. The operator is a stage of its own.
+    """
+
+    perturbation = None
+
+    def __init__(self, config, tasks, operator, kind="diffusion", calls=8):
         super().__init__()
-        self.kind = kind
+        self.operator, self.kind, self.calls = (operator,), kind, calls  # no part of this model
         self.net = Denoiser(config, tasks, channels=3)
-        self.conserve = ConserveMean(tasks)
-        for index, table in enumerate(tables):
-            self.register_buffer(f"table{index}", table)
+        self.law, self.conserve = ResidualLaw(tasks), ConserveMean(tasks)
 
     @property
     def hidden(self):
         """The layers whose matrices are Muon's."""
         return self.net.body.hidden
 
-    def leads(self, task):
-        """The steps of the roll-outs that it was trained on"""
-        return self.get_buffer(f"table{task}").shape[1]
+    def forward(self, x, c_noise, z0, z1_hat, dt, cond, task=0, inputs=None):
+        """x (B, N, D of the task), z0, z1_hat (B, N, D) -> like x"""
+        return self.net(x, c_noise, [z0, z1_hat], dt, cond, task, inputs)[..., :x.shape[-1]]
 
-    def table(self, task, lead):
-        """s, c and the largest asinh(r / s) after `lead` (B,) steps: (B, 3, 1, D)."""
-        return self.get_buffer(f"table{task}")[:, lead - 1].transpose(0, 1)[:, :, None]
-
-    def forward(self, x, c_noise, z0, z1_hat, lead, dt, cond, task=0, inputs=None):
-        """x, z0, z1_hat (B, N, D), lead (B,) int, dt (B,), cond (B, P) -> (B, N, D)"""
-        return self.net(x, c_noise, [z0, z1_hat], lead * dt, cond, task, inputs)
+    def numbers(self, task):
+        """How many normal numbers a step of a member takes."""
+        spec = self.law.tasks[task]
+        return math.prod(spec.tokens) * spec.width * (2 if self.kind == "consistency" else 1)
 
     @torch.no_grad()
-    def draw(self, z0, z1_hat, lead, dt, cond, noise, task, calls, sampler=multistep, inputs=None):
-        """z1 (B, N, D) in at most `calls` network calls, from normal numbers noise (B, 2, N, D)."""
-        lead = lead.clamp(max=self.leads(task))  # later: as the last
-        table = self.table(task, lead)
-        noise = noise * (table[:, :1] > 0)  # none in the padding
-        net = functools.partial(self, z0=z0, z1_hat=z1_hat, lead=lead, dt=dt, cond=cond, task=task,
+    def step(self, z, dt, cond, task, noise, inputs=None):
+        spec, z1_hat = self.law.tasks[task], self.operator[0](z, dt, cond, task, inputs)
+        noise = noise.unflatten(1, (-1, math.prod(spec.tokens), spec.width))
+        net = functools.partial(self, z0=z, z1_hat=z1_hat, dt=dt, cond=cond, task=task,
                                 inputs=inputs)
         x = SIGMAS[1] * noise[:, 0]
-        if calls == 0:
-            r = noise[:, 0]
+        if self.calls == 0:
+            x = noise[:, 0]
         elif self.kind == "consistency":
-            f = functools.partial(consistency, net)
-            r = few_step(f, x, LADDER[list(JUMPS[:calls])], lambda i: noise[:, i])
+            x = few_step(functools.partial(consistency, net), x, LADDER[list(JUMPS[:self.calls])],
+                         lambda i: noise[:, i])
         else:
-            steps = calls if sampler is multistep else (calls + 1) // 2
-            r = sampler(functools.partial(denoise, net), x, noise_levels(steps, *SIGMAS, rho=20.0))
-        r, width = expand(r, table), self.net.tasks[task].width
-        return z1_hat + F.pad(self.conserve(r[..., :width], task), (0, r.shape[-1] - width))
+            x = multistep(functools.partial(denoise, net), x,
+                          noise_levels(self.calls, *SIGMAS, rho=20.0))
+        r = self.conserve(self.law.residual(x, z1_hat - z, task), task)
+        return z1_hat + F.pad(r, (0, z.shape[-1] - spec.width))
 
 
-def compression(r, lead):
-    """The table (3, leads, D) of residuals r (n, N, D) at leads (n,); zero in the padding."""
-    rows = []
-    for k in range(1, int(lead.max()) + 1):
-        size = r[lead == k].flatten(0, 1).abs()  # (rows, D)
-        s = size.median(0).values.clamp(min=1e-3 * size.square().mean(0).sqrt())
-        x = torch.asinh(size / torch.where(s > 0, s, 1.0))
-        rows.append(torch.stack([s, x.square().mean(0).sqrt(), x.max(0).values]))
-    return torch.stack(rows, 1)
+class Perturbed:
+    """The operator, from first states with white noise, of so many deviations by task."""
+
+    def __init__(self, operator, perturbation):
+        self.operator, self.perturbation = operator, perturbation
+
+    def numbers(self, task):
+        return 0
+
+    def step(self, z, dt, cond, task, noise, inputs=None):
+        return self.operator(z, dt, cond, task, inputs)
 
 
-def compress(r, table):
-    """r (B, N, D) -> x of unit variance"""
-    s, c, _ = table.unbind(1)
-    valid = s > 0
-    return valid * torch.asinh(r / torch.where(valid, s, 1.0)) / torch.where(valid, c, 1.0)
+def fair_crps(z, z1, task):
+    """CRPS (B,) of members z (B, M, N, D) against z1 (B, N, D): of the fields and of their means
+    over 2, 4 and 8 points an axis, in units of the field's norm; of one member, absolute errors.
 
-
-def expand(x, table):
-    """x (B, N, D) -> r, nowhere larger than residuals were seen to be"""
-    s, c, most = table.unbind(1)
-    return s * torch.sinh((c * x).clamp(-most, most))
+    Fair (Ferro 2014), so that the spread is right for any number of members; over scales as in
+    AIFS-CRPS (Lang et al. 2024).
+    """
+    u = task.decode(torch.cat([z, z1[:, None]], 1))  # (B, M + 1, C, *grid)
+    std = getattr(task.codec, "full", task.codec).std
+    u = u / std.view(-1, *[1] * (u.ndim - 3))
+    weight, count, total = task.channel_weight, z.shape[1], 0.0
+    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[u.ndim - 4]
+    pairs = count / max(1, count - 1) / 2  # the mean below counts members with themselves
+    for _ in range(LEVELS):
+        x, y = u[:, :-1], u[:, -1:]
+        total = total + (x - y).abs().flatten(1).mean(1)
+        total = total - pairs * (x[:, None] - x[:, :, None]).abs().flatten(1).mean(1)
+        kernel = [min(2, n) for n in u.shape[3:]]
+        u = pool(u.flatten(0, 1), kernel).unflatten(0, u.shape[:2])
+    size = (weight * z1.square()).sum((1, 2)) / (z1.shape[1] * weight.sum())
+    return total / LEVELS / size.clamp(min=1e-6).sqrt()

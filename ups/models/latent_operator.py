@@ -68,14 +68,15 @@ class LatentOperator(nn.Module):
             log_dts = torch.tensor(task.dts).log10()
             self.register_buffer(f"log_dts{index}", log_dts, persistent=False)
 
-    def forward(self, z0, dt, cond, task=0, inputs=None, modulation=None):
+    def forward(self, z0, dt, cond, task=0, inputs=None, modulation=None, added=None):
         """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)
 
         `modulation`: what `modulate` says of dt and cond, where a roll-out has asked it once.
+        `added` (B, N, dim) goes to what the first layer says.
         """
         width = self.tasks[task].width
         x, log_dt = z0 * self.get_buffer(f"input_scale{task}"), torch.log10(dt)[:, None]
-        update = self.body(x, log_dt, cond, task, inputs, modulation)[..., :width]
+        update = self.body(x, log_dt, cond, task, inputs, modulation, added)[..., :width]
         scale = self.get_buffer(f"scale{task}")
         if len(scale) > 1:
             nearest = (log_dt - self.get_buffer(f"log_dts{task}")).abs().argmin(1)

@@ -54,12 +54,12 @@ REPEATS = 5  # seconds in which one more signal is the same request
 
 
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
-          "stride_t strides start_every correct_every val_trajectories")
+          "stride_t strides length val_trajectories")
 LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
     "micro_batch": (0, math.inf), "workers": (0, math.inf), "lr": (1e-12, math.inf),
     "weight_decay": (0, 1), "warmup": (0, math.inf), "grad_clip": (1e-9, math.inf),
     "ema": (0, 0.99999), "noise": (0, 10), "noise_end": (0, 10), "sigma_mean": (-20, 20),
-    "sigma_std": (1e-3, 20), "members": (2, 65536), "seed": (0, 2**31)}
+    "sigma_std": (1e-3, 20), "draws": (1, 64), "members": (2, 65536), "seed": (0, 2**31)}
 
 
 @dataclasses.dataclass(frozen=True)

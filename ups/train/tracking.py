@@ -92,14 +92,6 @@ class WandB:
             self.live = False
             print(f"W&B did not {what} ({fault}); the run goes on without it, its record is "
                   "metrics.jsonl.", file=sys.stderr)
-            fault_of(leave, 1)
-
-
-def leave():
-    """Let W&B wait for its own process here, for it would else do so at exit, for ever."""
-    import wandb
-
-    wandb.teardown(1)
 
 
 def fault_of(call, patience):

@@ -1,4 +1,4 @@
-"""Diffusion and consistency stages on the run that an operator left: hand-over, numbers, faults."""
+"""The three generators on the run that an operator left: hand-over, numbers, faults."""
 
 import json
 import shutil
@@ -9,22 +9,25 @@ from launching import ROOT, launch
 
 import train_consistency
 import train_diffusion
+import train_ensemble
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.stages import load_corrector, load_operator
+from ups.stages import load_generator, load_operator, preferred
 
 SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
 TINY = ["--steps", "8", "--batch_size", "8", "--log_every", "1", "--eval_every", "4",
         "--save_every", "4", "--warmup", "2"]
-DRAWS = ["--members", "4", "--start_every", "3"]
-STAGES = {"diffusion": (train_diffusion, [*TINY, *SIZES, *DRAWS, "--calls", "3"]),
-          "consistency": (train_consistency, [*TINY, *DRAWS])}
+DRAWS = [*TINY, "--members", "3"]
+STAGES = {"ensemble": (train_ensemble, [*DRAWS, "--draws", "2", "--length", "2"]),
+          "diffusion": (train_diffusion, [*DRAWS, *SIZES, "--calls", "3"]),
+          "consistency": (train_consistency, DRAWS)}
+LOSS = {"ensemble": "ensemble_loss", "diffusion": "diffusion_loss", "consistency": "student_loss"}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run of two tasks of different widths through all three stages."""
+    """A run of two tasks of different widths through all stages."""
     folder = tmp_path_factory.mktemp("base")
     make("burgers1d", out=folder / "data", samples=60, grid=32, frames=9, t_end=0.4)
     make("diffreact2d", out=folder / "data", samples=40, grid=16, frames=14, t_end=1.0)
@@ -54,19 +57,26 @@ def test_the_scores_are_what_they_say(base, stage):
     assert json.loads((folder / "exit.json").read_text())["status"] == "done"
     test = json.loads((folder / "test.json").read_text())
     assert "M (M - 1)" in test["definition"]["crps"] and test["split"] == "test"
-    result = test["tasks"]["burgers1d"]
-    assert result["leads"] == [1, 5] and result["members"] == 4
     operator = json.loads((base / "run" / "operator" / "test.json").read_text())
-    alone = result["scores"]["operator"]
-    assert alone["nrmse_mean"] == pytest.approx(
-        operator["tasks"]["burgers1d"]["nrmse"]["operator"], rel=1e-5)  # the same trajectories
-    labels = list(result["scores"])
-    assert labels[1].startswith("perturbed input") and labels[2] == "dressed, no network"
-    assert len(labels) == (4 if stage == "diffusion" else 6)
-    for label in labels[1:]:
-        assert all(value > 0 for value in result["scores"][label]["spread_skill"])
-    for task in test["tasks"]:
+    for task, result in test["tasks"].items():
+        alone = result["scores"]["operator"]
+        assert result["members"] == 3
+        assert result["trajectories"] == operator["tasks"][task]["trajectories"]
+        assert alone["nrmse"]["all"] == pytest.approx(
+            operator["tasks"][task]["nrmse_rollout"]["operator"], rel=1e-5)
+        labels = list(result["scores"])
+        assert labels[1] == "dressing (no network)" and labels[2].startswith("perturbed input")
+        assert len(labels) == (5 if stage == "consistency" else 4)
+        for label in labels[1:]:
+            scores = result["scores"][label]
+            assert all(value > 0 for value in scores["spread_skill"]["by_lead"])
+            assert 0 < scores["coverage_50"]["all"] < scores["coverage_90"]["all"] < 1
         assert (folder / f"ensemble_{task}.png").stat().st_size > 20_000
+        chosen = {name: json.loads((base / "run" / name / "choices.json").read_text())[task]
+                  for name in ("operator", *STAGES)}
+        best = min(chosen, key=lambda name: chosen[name]["crps_ratio"])
+        assert preferred(base / "run", task) == best
+        assert chosen[stage]["perturbation"] in (0.0, chosen["operator"]["perturbation"])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -81,7 +91,7 @@ def test_two_processes_give_the_same_curve(base, tmp_path, stage):
             for folder in (base, tmp_path))
     for task in a:
         scores = list(a[task]["scores"].values())[-1], list(b[task]["scores"].values())[-1]
-        assert scores[0]["crps"] == pytest.approx(scores[1]["crps"], rel=1e-3)
+        assert scores[0]["crps"]["by_lead"] == pytest.approx(scores[1]["crps"]["by_lead"], rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -100,7 +110,7 @@ def test_resume_is_bit_for_bit_and_memory_faults_change_nothing(base, tmp_path, 
     script.main(["--run", run, *flags])
     assert (folder / "model" / "model.safetensors").read_bytes() == whole
     curve = metrics(folder)
-    name = "diffusion_loss" if stage == "diffusion" else "student_loss"
+    name = LOSS[stage]
     real, left = getattr(script, name), [torch.OutOfMemoryError("CUDA out of memory (a test)")]
 
     def loss(model, batch, **options):
@@ -118,29 +128,32 @@ def test_resume_is_bit_for_bit_and_memory_faults_change_nothing(base, tmp_path, 
 
 def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
     operator = load_operator(base / "run")
-    teacher, student = (load_corrector(base / "run", stage, operator) for stage in STAGES)
+    ensemble, teacher, student = (load_generator(base / "run", stage, operator)
+                                  for stage in STAGES)
+    assert ensemble.config["lineage"]["operator"] == operator.mark
     assert student.config["lineage"]["diffusion"] == teacher.mark
     assert student.config["lineage"]["operator"] == operator.mark
-    assert (teacher.model.kind, student.model.kind) == tuple(STAGES)
+    assert (teacher.model.kind, student.model.kind) == ("diffusion", "consistency")
+    assert (teacher.model.calls, student.model.calls) == (3, 2)
     with pytest.raises(UsageError, match="train it first with .*train_operator.py"):
         train_diffusion.main(["--run", str(tmp_path / "empty"), *STAGES["diffusion"][1]])
     run = copied(base, tmp_path)
-    with pytest.raises(UsageError, match="no burgers1d file in"):
+    with pytest.raises(UsageError, match="no data set burgers1d in"):
         train_diffusion.main(["--run", run, "--data", str(tmp_path / "elsewhere")])
     assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(UsageError, match="train it first with .*train_diffusion.py"):
         train_consistency.main(["--run", run, *STAGES["consistency"][1]])
     operator.mark = "other"
-    with pytest.raises(UsageError, match="another operator"):
-        load_corrector(base / "run", "diffusion", operator)
+    with pytest.raises(UsageError, match="trained for another operator"):
+        load_generator(base / "run", "diffusion", operator)
     operator.mark = teacher.config["lineage"]["operator"]
     path = tmp_path / "run" / "diffusion" / "model" / "config.json"
-    copied_student = tmp_path / "run" / "consistency"
-    shutil.copytree(base / "run" / "consistency", copied_student)
+    other = tmp_path / "run" / "consistency"
+    shutil.copytree(base / "run" / "consistency", other)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(teacher.config | {"fingerprint": "another"}))
-    with pytest.raises(UsageError, match="student of another teacher"):
-        load_corrector(tmp_path / "run", "consistency", operator)
+    with pytest.raises(UsageError, match="trained for another diffusion"):
+        load_generator(tmp_path / "run", "consistency", operator)
     end = tmp_path / "run" / "operator" / "exit.json"
     end.write_text(json.dumps({"status": "stopped", "step": 3, "reason": ""}))
     with pytest.raises(UsageError, match="not finished .*stopped.*--config"):
