@@ -96,7 +96,7 @@ stage() {
 pipeline() {
     step "${launch[@]}" -m launch.check_machine || return
     validate || return
-    for name in operator diffusion consistency; do stage "$name" || return; done
+    for name in operator ensemble diffusion consistency; do stage "$name" || return; done
     [ ! -f evaluate.py ] || step "${launch[@]}" evaluate.py --run "$run"
 }
 
