@@ -23,9 +23,9 @@ def inspect(source, picture=None):
 
     An empty path is one beside the data.
     """
-    flags = {name: getattr(source, name) for name in ("data", "axes", "facts", "tasks")}
     flags = " ".join(f"--{name} {shlex.join([value] if isinstance(value, str) else value)}"
-                     for name, value in flags.items() if value)
+                     for name in ("data", "axes", "facts", "tasks")
+                     if (value := getattr(source, name)))
     for fields in open_data(source, make=False):
         facts, path = fields.facts, fields.files[0].path
         print(f"{os.path.commonpath([file.path for file in fields.files])}: {facts.name}")
@@ -52,18 +52,19 @@ def _described(fields):
     yield "parameters", ", ".join(
         f"{name} = {scale.low:g}" + f" to {scale.high:g}" * (scale.high > scale.low)
         for name, scale in zip(facts.params, facts.scales, strict=True)) or "none"
-    sizes = ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
     yield "samples", (f"{sum(file.samples for file in files):,} in {len(files)} "
-                      f"file{'s' * (len(files) > 1)}: {sizes}" + ", split in time" * fields.in_time)
+                      f"file{'s' * (len(files) > 1)}: "
+                      + ", ".join(f"{name} {len(fields.split(name)):,}" for name in SPLITS)
+                      + ", split in time" * fields.in_time)
     first, last = (files[0].times[fields.frames[k]] for k in (0, -1))
-    yield "time", ("none: the fields answer the inputs" if facts.steady else
-                   f"{facts.frames} frames, t = {first:g} to {last:g}, dt = {facts.dt:g}"
-                   + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))
+    yield "time", "none: the fields answer the inputs" if facts.steady else (
+        f"{facts.frames} frames, t = {first:g} to {last:g}, dt = {facts.dt:g}"
+        + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))
     for axis, n, (low, high), kind, jump in zip(facts.axes, facts.grid, facts.domain,
                                                 facts.boundary, seam(files[0]), strict=True):
-        yield f"axis {axis}", (f"{n} points in ({low + 0:g}, {high:g}), spacing "
-                               f"{(high - low) / n:g}, {kind}: the jump across its ends is "
-                               f"{jump:.2f} times those inside")
+        yield f"axis {axis}", (
+            f"{n} points in ({low + 0:g}, {high:g}), spacing {(high - low) / n:g}, {kind}: the "
+            f"jump across its ends is {jump:.2f} times those inside")
     for what, seen in (("channel", look.seen), ("input", look.given)):
         for c, name in enumerate(seen.names if seen else ()):
             mean = seen.mean[..., c]

@@ -158,10 +158,10 @@ def attributes(facts):
     """The inverse, for a file: {key: text, number or array} of facts that are said."""
     say = {"vectors": lambda value: "; ".join(map(" ".join, value)), "domain": np.array,
            "mirrors": lambda value: "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value)}
-    usual = {tuple: " ".join}
-    return {key: say.get(key, usual.get(type(value), lambda value: value))(value)
-            for key, value in facts.items()
+    said = {key: value for key, value in facts.items()
             if value is not None and not (key == "boundary" and "" in value)}
+    return {key: say[key](value) if key in say else
+            " ".join(value) if isinstance(value, tuple) else value for key, value in said.items()}
 
 
 def read_yaml(path, where):
@@ -219,8 +219,7 @@ def _domain(value):
 
 
 def _truth(value):
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-        str(value).lower()]
+    return ("false", "true", "no", "yes", "0", "1").index(str(value).lower()) % 2 == 1
 
 
 def _step(value):

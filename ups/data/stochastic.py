@@ -76,8 +76,8 @@ def write_truth(path, data, job, generator):
             others = starts[(i + torch.arange(COPIES)) % len(starts)]
             _, added[i] = spread_of(_with_small_scales(starts[i], others, grid), draws, same=True)
         f["truncation"] = np.sqrt(added.mean(0) / spread.mean(0))
-        print("spread that the truncation adds, as a share of the true one: " + ", ".join(
-            f"{share:.2g} at lead {k}" for k, share in zip(leads, f["truncation"], strict=True)))
+        print(f"spread that the truncation adds at leads {leads}, as a share of the true one: "
+              f"{f['truncation'][:].round(3)}")
 
 
 def _kept(states, grid):
