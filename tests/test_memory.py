@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import ROOT
 
+import train_operator
 from ups import memory
 from ups.config import UsageError
-from ups.memory import GIB, free_memory, kernel_kills, require_memory
+from ups.data.make import make
+from ups.memory import free_memory, kernel_kills
 from ups.train.deaths import Deaths, place
 from ups.train.step import is_out_of_memory
+
+sys.path.append(str(ROOT / "tests" / "train"))
+
+import toy  # noqa: E402
 
 
 def test_what_is_free_is_what_the_machine_or_the_group_says(tmp_path, monkeypatch):
@@ -30,11 +37,17 @@ def test_what_is_free_is_what_the_machine_or_the_group_says(tmp_path, monkeypatc
     assert free_memory() > 0.5 * real
 
 
-def test_too_much_is_refused_with_a_cure():
-    require_memory(1, "a batch", "lower it")
-    with pytest.raises(UsageError, match=r"a batch needs 9999.0 GiB of this machine's memory, and "
-                                         r"[\d.]+ GiB are free; lower --batch_size\."):
-        require_memory(9999 * GIB, "a batch", "lower --batch_size")
+def test_too_much_is_refused_with_a_cure(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"a batch of 1200000000 rows needs 3504.8 GiB of this "
+                                         r"machine's memory, and [\d.]+ GiB are free; lower "
+                                         r"--batch_size\."):
+        toy.main(["--run", str(tmp_path / "toy"), "--batch_size", "1200000000"])
+    make("burgers1d", out=tmp_path / "data", samples=20, grid=32, frames=3)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    with pytest.raises(UsageError, match="burgers1d: a trajectory with its roll-out needs 0.0 GiB "
+                                         ".*; keep less with --stride_x or --stride_t"):
+        train_operator.main(["--run", str(tmp_path / "run"), "--data", str(tmp_path / "data"),
+                             "--cache", str(tmp_path / "cache")])
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     assert is_out_of_memory(caught.value)  # so that DDP splits the micro-batch on a CPU too

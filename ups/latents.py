@@ -23,6 +23,7 @@ from ups.data.check import check_said, uses
 from ups.data.facts import Facts, from_plain
 from ups.data.fields import Fields
 from ups.data.find import open_data
+from ups.memory import require_memory
 from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
 from ups.models.recipe import told
@@ -265,7 +266,10 @@ def open_tasks(accelerator, cfg, split=None, **codec):
 
 
 def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
-    name, how = fields.facts.name, how or cfg.codec
+    facts, how = fields.facts, how or cfg.codec
+    name, field = facts.name, 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
+    on_main(accelerator, require_memory, 5 * field * facts.frames,
+            f"{name}: a trajectory with its roll-out", "keep less with --stride_x or --stride_t")
     folder = folder or Path(cfg.run) / "codec" / name / "model"
     if init := getattr(cfg, "init", ""):
         on_main(accelerator, _inherit_codec, init, folder, fields)

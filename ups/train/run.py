@@ -15,6 +15,7 @@ stopped or out_of_memory.
 import contextlib
 import dataclasses
 import math
+import os
 import re
 import signal
 import sys
@@ -33,6 +34,7 @@ from ups.cache.windows import whole_batch
 from ups.config import RunError, UsageError, check, flat
 from ups.data.find import names_of, refuse_other_data
 from ups.files import lock_folder, refuse_links, write_json
+from ups.memory import require_memory
 from ups.train import dry_run
 from ups.train.checkpoint import (
     checkpoints,
@@ -152,9 +154,18 @@ class Run:
         windows, cfg = getattr(data, "windows", data), self.cfg
         here = getattr(windows, "device", None)  # where latents lie that are few enough for a GPU
         pin = self.accelerator.device.type == "cuda" and (here is None or here.type == "cpu")
+        if self.accelerator.device.type == "cpu":
+            on_main(self.accelerator, self._require_memory, windows)
         self.sampler = StepSampler(windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
         return DataLoader(windows, batch_sampler=self.sampler, collate_fn=whole_batch,
                           num_workers=cfg.workers, pin_memory=pin)
+
+    def _require_memory(self, windows):
+        """Refuse a batch that cannot fit, with its noise, its moved copy and the result."""
+        row, size = windows.__getitems__([(0, 0, (0, 0))]), self.cfg.batch_size
+        need = 4 * size * sum(value.nbytes for value in row.values() if torch.is_tensor(value))
+        share = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) / self.accelerator.num_processes
+        require_memory(share * need, f"a batch of {size} rows", "lower --batch_size")
 
     def compile(self, model):
         """With --compile, `model` compiled in place, one variant per task and shape; with
