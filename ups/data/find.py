@@ -8,6 +8,7 @@ two things: nothing is ever guessed.
 import itertools
 import shlex
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from ups.data.arrays import open_array, open_folder
 from ups.data.facts import read_yaml
 from ups.data.fields import Fields
 from ups.data.pdebench import TASKS, identify, open_pdebench
+from ups.data.solvers import SOLVERS
 from ups.data.stores import SUFFIXES, Unrecognised, is_zarr
 from ups.data.well import is_well, open_well
 from ups.files import read_json
 
 DEFAULT = "burgers1d"  # what is trained on where nothing is said
-SEEN = 8  # entries of a folder that a sentence lists
 
 
 class NoData(UsageError):
@@ -88,25 +89,27 @@ def free_run(name):
 def find(paths, tasks=(), axes="", said=None, make=False):
     """{name: [File, ..]} of the data sets in `paths`, those of `tasks` where any are named."""
     paths = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    wanted = dict(map(parse_task, tasks or ([] if paths else [DEFAULT])))
+    if len(wanted) < len(tasks):
+        raise UsageError(f"--tasks {' '.join(tasks)} names one twice; write burgers1d:nu=0.001,0.1 "
+                         "for files of one data set.")
     make = make and [*map(str, paths)] in ([], ["data"])  # never where somebody's data are
-    sets = [] if tasks else [_files(path, axes, said) for path in paths]
-    found = [(files[0].facts.name, files) for files in sets]
-    sure, paths = not tasks, paths or [Path("data")]
-    for task in tasks or ([] if found else [DEFAULT]):
-        name, wanted = parse_task(task)
-        files = _named(paths, name, axes, said, sure)
-        if not files and make and name in _solvers():
+    paths, sets = paths or [Path("data")], {}
+    for path in paths:
+        for name, files in _sets(path, wanted, bool(tasks), axes, said).items():
+            if name in sets:
+                raise UsageError(f"two data sets in --data are called {name}; rename one file.")
+            sets[name] = files
+    for name, values in wanted.items():
+        if name not in sets and make and name in SOLVERS:
             from ups.data.make import make as solve
 
             print(f"{paths[0]} has no {name}: the small preset of the bundled solver is made "
                   "there.", file=sys.stderr)
-            solve(name, out=paths[0], **wanted)
-            files = _named(paths, name, axes, said, sure)
-        found.append((name, _chosen(files, name, wanted, paths)))
-    if len(found) > len(dict(found)):
-        raise UsageError(f"two of the data sets {' '.join(name for name, _ in found)} have one "
-                         "name; rename a file, or choose as in --tasks burgers1d:nu=0.001,0.01.")
-    return dict(found)
+            solve(name, out=paths[0], **values)
+            sets |= _sets(paths[0], [name], bool(tasks), axes, said)
+    return {name: _chosen(sets.get(name, []), name, values, paths)
+            for name, values in (wanted or dict.fromkeys(sets, {})).items()}
 
 
 def parse_task(text):
@@ -119,25 +122,54 @@ def parse_task(text):
         raise UsageError(f"{text}: write parameters as {name}:key=value,value.") from None
 
 
-def _named(paths, name, axes, said, sure):
-    """Files of the data set of a name, in the first of `paths` that has it."""
-    for path in paths:
-        fits = {one: identify(one) for one in _entries(path) if name in TASKS and not axes}
-        if there := [one for one in fits if fits[one] == (name, True)] or [
-                one for one in fits if fits[one][0] == name and not sure]:
-            return [open_pdebench(one, name) for one in there]
-        whole = path.name == name or is_well(path) or _entries(path) == [path]
-        for one in [path] if whole else _entries(path):
-            if name in (one.name, one.stem) or whole and (path.exists() or name not in TASKS):
-                files = _files(one, axes, said)
-                if files[0].facts.name == name:
-                    return files
-    return []
+def _sets(path, names, said_so, axes, said):
+    """{name: [File, ..]} of a path: data sets of `names`, all where it is empty.
+
+    With `said_so` a name says what a file is that could be two things.
+    """
+    bundled = len(names) > 0 and {*names} <= {*TASKS} and not axes
+    if not path.exists() and not bundled:
+        raise NoData(f"--data {path}: there is no such file or folder; {path.parent} holds "
+                     f"{_listed([path.parent])}.")
+    own = [one for one in _entries(path) if one.suffix.lower() in SUFFIXES] or [path]
+    well, fits = not axes and is_well(path), defaultdict(list)
+    for one in own if not axes and not well else ():
+        fits[identify(one)].append(one)
+    sure = [name for name, certain in fits if certain]
+    if sure or bundled:
+        found = {name: fits[name, True] or fits[name, False] * said_so for name in names or sure}
+        return {name: [open_pdebench(one, name) for one in ones]
+                for name, ones in found.items() if ones}
+    if well:
+        files = open_well(path)
+    elif len(own) > 1 or path.is_dir() and own == [path] != _entries(path):
+        files = open_folder(path, axes, said)
+    else:
+        try:
+            files = [open_array(own[0], axes, said)]
+        except Unrecognised:
+            if could := [name for name, _ in fits if name]:
+                raise UsageError(
+                    f"{own[0]} could be {could[0]}, but is not named like its files: say --tasks "
+                    f"{could[0]} if it is, or name its axes, as in --axes 'sample time x'."
+                    ) from None
+            raise
+    if not files:
+        raise NoData(f"--data {path} holds {_listed([path])}; none of these is a file "
+                     f"{' '.join(SUFFIXES)} or a folder train, valid, test with such.")
+    return {files[0].facts.name: files}
 
 
 def _chosen(files, name, wanted, paths):
     """Those of `files` with the parameters that are `wanted`: {key: values}."""
-    where, cure = " ".join(map(str, paths)), _cure(name, wanted, paths)
+    where = " ".join(map(str, paths))
+    cure = f"there are: {_listed(paths)}."
+    if name in SOLVERS:
+        flags = "".join(f"--{key} {' '.join(map('{:g}'.format, values))} "
+                        for key, values in wanted.items())
+        cure = f"make one: python -m ups.data make {name} {flags}--out {shlex.quote(str(paths[0]))}"
+    elif name in TASKS:
+        cure = "download it from PDEBench, https://doi.org/10.18419/darus-2986."
     if not files:
         raise NoData(f"no data set {name} in {where}; {cure}")
     for key, values in wanted.items():
@@ -151,58 +183,11 @@ def _chosen(files, name, wanted, paths):
     return files
 
 
-def _cure(name, wanted, paths):
-    """How to get what is missing."""
-    if name in _solvers():
-        flags = "".join(f"--{key} {' '.join(f'{value:g}' for value in values)} "
-                        for key, values in wanted.items())
-        return (f"make one: python -m ups.data make {name} {flags}--out "
-                f"{shlex.quote(str(paths[0]))}")
-    if name in TASKS:
-        return "download it from PDEBench, https://doi.org/10.18419/darus-2986."
-    return f"there are: {_listed([one for path in paths for one in _entries(path)])}."
-
-
-def _files(path, axes, said):
-    """The files [File, ..] of the data set that a path is."""
-    if not path.exists():
-        raise NoData(f"--data {path}: there is no such file or folder; {path.parent} holds "
-                     f"{_listed(_entries(path.parent))}.")
-    if not axes and is_well(path):
-        return open_well(path)
-    entries = _entries(path)
-    own = [one for one in entries if one.suffix.lower() in SUFFIXES] or [path]
-    tasks = {one: task for one in own if not axes for task, sure in [identify(one)] if sure}
-    if len({*tasks.values()}) > 1:
-        raise UsageError(f"--data {path} holds {', '.join(sorted({*tasks.values()}))}; choose by "
-                         "--tasks.")
-    if tasks:
-        return [open_pdebench(one, task) for one, task in tasks.items()]
-    if len(own) > 1 or own != entries and own == [path]:
-        if files := open_folder(path, axes, said):
-            return files
-        raise NoData(f"--data {path} holds {_listed(entries)}: none of {' '.join(SUFFIXES)}, nor "
-                     "of folders train, valid, test.")
-    try:
-        return [open_array(own[0], axes, said)]
-    except Unrecognised:
-        if axes or not (could := identify(own[0])[0]):
-            raise
-        raise UsageError(f"{own[0]} could be {could}, but is not named like its files: say --tasks "
-                         f"{could} if it is, or name its axes, as in --axes 'sample time x'."
-                         ) from None
-
-
 def _entries(path):
     """What a folder holds; a file, and a folder of zarr, is by itself."""
     return sorted(path.iterdir()) if path.is_dir() and not is_zarr(path) else [path]
 
 
 def _listed(paths):
-    return ", ".join(path.name + "/" * path.is_dir() for path in paths[:SEEN]) or "nothing"
-
-
-def _solvers():
-    from ups.data.solvers import SOLVERS
-
-    return SOLVERS
+    entries = [one for path in paths for one in _entries(path)][:8]
+    return ", ".join(one.name + "/" * one.is_dir() for one in entries) or "nothing"
