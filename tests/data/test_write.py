@@ -69,7 +69,7 @@ def test_trajectories_one_after_another(tmp_path):
     ({"axes": None}, "channel axis or none"),
     ({"axes": "x y z"}, "a channel axis or none"),
     ({"conserved": "energy"}, "conserved names 'energy'"),
-    ({"boundary": "periodic"}, "boundary 'periodic'"),
+    ({"boundary": "periodic"}, "boundary is ('periodic',); say it for each of the axes x y"),
     ({"boundry": "x"}, "neither a fact nor a number; the nearest fact is boundary"),
     ({"params": {"nu": [1, 2]}}, "nu has shape (2,) for 3 samples"),
     ({"params": {"u": 1.0, "x": [1, 2, 3]}}, "names two things"),

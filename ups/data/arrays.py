@@ -48,11 +48,10 @@ def open_array(path, axes="", said=None):
         if words:  # what is said wins
             variables = [replace(one, axes=()) for one in variables]
         main = _main(path, f, variables, words, facts)
-        sizes = {axis: n for axis, n in zip(main.axes, main.shape, strict=True)
-                 if axis != "channel"}
+        sizes = dict(zip(main.axes, main.shape, strict=True))
+        sizes.pop("channel", None)
         fields, points, warnings = _sort(f, variables, main, sizes, params)
-        listed = understand({"channels": points.pop("channel", ())}, path)[0]["channels"]
-        channels, inputs = _channels(path, fields, sizes, facts, listed, warnings)
+        channels, inputs = _channels(path, fields, sizes, facts, warnings)
         if missing := [name for name in facts.get("params", ()) if name not in params]:
             raise UsageError(f"{path}: there is no parameter {missing[0]}; there are "
                              f"{', '.join(params) or 'none'}.")
@@ -62,9 +61,9 @@ def open_array(path, axes="", said=None):
 
 def _main(path, f, variables, words, facts):
     """The largest array that may be predicted; its axes are those of the data."""
-    arrays = [one for one in variables if one.kind in "fiub"
-              and one.name not in facts.get("inputs", ())]
-    held = f"found {', '.join(map(str, variables)) or 'nothing'}."
+    steady, wanted = facts.get("steady", False), facts.get("channels", ())
+    arrays = [one for one in variables
+              if one.kind in "fiub" and one.name not in facts.get("inputs", ())]
     if words:
         named = [replace(one, axes=words) for one in arrays if len(one.shape) == len(words)]
         cure = f"--axes {' '.join(words)!r} has {len(words)} words, but no array has as many"
@@ -75,15 +74,14 @@ def _main(path, f, variables, words, facts):
             usual = " ".join(reversed(usual.split()))  # as MATLAB stores them
         cure = f"the axes have no names; say for example --axes {usual!r}, in stored order"
     if not named:
-        raise Unrecognised(f"{path}: {cure}; {held}")
-    fitting = [one for one in named if facts.get("steady") or "time" in one.axes]
-    if not fitting:
-        raise Unrecognised(f"{path}: no array has an axis `time`, and the facts do not say steady; "
-                           f"{held}")
-    main = max(fitting, key=lambda one: (one.name in facts.get("channels", ()),
-                                         math.prod(one.shape)))
-    if len({*main.axes}) < len(main.axes) or {*main.axes} <= {"sample", "time", "channel"}:
-        raise Unrecognised(f"{path}: the axes of {main} have no axis of space, or name one twice.")
+        raise Unrecognised(f"{path}: {cure}; found {', '.join(map(str, variables)) or 'nothing'}.")
+    main = max(named, key=lambda one: (steady or "time" in one.axes, one.name in wanted,
+                                       math.prod(one.shape)))
+    axes = {*main.axes}
+    if len(axes) < len(main.axes) or axes <= {"sample", "time", "channel"} or not (
+            steady or "time" in axes):
+        raise Unrecognised(f"{path}: of the axes of {main} one must be of space, one `time` unless "
+                           "the facts say steady, and none twice.")
     return main
 
 
@@ -91,29 +89,25 @@ def _sort(f, variables, main, sizes, params):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
     for one in variables:
-        axis, why = None, ""
-        for name in (*sizes, "channel"):
-            short = "t" if name == "time" else name
-            if one.name in (name, short, f"{short}-coordinate") and len(one.shape) <= 2 and not (
-                    {*one.axes} & space - {name}):  # else a channel, such as `t` over x y
-                axis = name
+        why, n = "", one.shape[-1]
+        axis = next((axis for axis in (*sizes, "channel") for short in [
+            "t" if axis == "time" else axis] if one.name in (axis, short, f"{short}-coordinate")
+            and len(one.shape) <= 2 and not {*one.axes} & space - {axis}), None)  # else a field `t`
         one = replace(one, axes=one.axes or _guess(one, main, sizes))
-        if axis:
-            n = sizes.get(axis, one.shape[-1])
-            if one.shape[-1] == n + (axis == "time" and one.shape[-1] > n) and (
-                    len(one.shape) == 1 or axis == "time"):
-                points[axis] = f[one.name][()]
-            else:
-                why = f"it does not hold the {n} points of {axis}"
+        if axis == "time" and n in (sizes[axis], sizes[axis] + 1) or one.shape == (
+                sizes.get(axis),):
+            points[axis] = f[one.name][()]
+        elif axis:
+            why = f"it does not hold the points of {axis}" * (axis != "channel")
         elif one.kind not in "fiub":
             why = "it holds no real numbers"
-        elif not one.axes or any(n != sizes.get(axis, n if axis == "channel" else None)
-                                 for n, axis in zip(one.shape, one.axes, strict=True)):
-            why = f"its axes are not those of {main}"
         elif one.axes == ("sample",):
             params.setdefault(one.name, f[one.name][:])
-        else:
+        elif one.axes and all(n == sizes.get(axis, n * (axis == "channel"))
+                              for n, axis in zip(one.shape, one.axes, strict=True)):
             fields.append(one)
+        else:
+            why = f"its axes are not those of {main}"
         if why:
             warnings.append(f"{one.name} {one.shape} is passed over: {why}.")
     return fields, points, warnings
@@ -128,43 +122,36 @@ def _guess(one, main, sizes):
     return max(ways, key=lambda axes: ("sample" in axes, space <= {*axes}), default=())
 
 
-def _channels(path, fields, sizes, facts, listed, warnings):
+def _channels(path, fields, sizes, facts, warnings):
     """{name: (variable, component)} of what is predicted, and of what is given."""
     wanted, given = facts.get("channels", ()), facts.get("inputs", ())
     said, channels, inputs = dict.fromkeys((*wanted, *given)), {}, {}
-    complete = [one for one in fields if {*sizes} <= {*one.axes}]
+    whole = [one for one in fields if {*sizes} <= {*one.axes}]
     for one in fields:
         count = one.shape[one.axes.index("channel")] if "channel" in one.axes else 1
-        names = one.channels or listed * (count > 1)
-        if not names and complete == [one] and one.name not in said:  # they are its components'
+        names = one.channels
+        if not names and whole == [one] and one.name not in said:  # said of its components
             names = tuple(name for name in said if name not in {other.name for other in fields})
             names = names if wanted or len(names) == count else ()
         if names and len(names) != count:
             raise UsageError(f"{path}: channels {' '.join(names)!r} are {len(names)} names for the "
                              f"{count} of {one}.")
-        if not names:
-            first = "u" if one.name == "u" else f"{one.name}_"
-            names = tuple(f"{first}{k}" for k in range(count)) if count > 1 else (one.name,)
-        if one not in complete and given and not {*names} & {*given}:
-            warnings.append(f"{one.name} is passed over: it lacks axes, and is not among the "
-                            "inputs.")
-            continue
-        for k, name in enumerate(names):
-            if name in given or one not in complete:
+        first = "u" if one.name == "u" else f"{one.name}_"
+        for k, name in enumerate(names or ([f"{first}{k}" for k in range(count)] if count > 1
+                                           else [one.name])):
+            if name in given or one not in whole and not given:
                 inputs[name] = one, k
-            elif not wanted or name in wanted:
+            elif one in whole and (not wanted or name in wanted):
                 channels[name] = one, k
             else:
-                warnings.append(f"{name} is passed over: it is not among the channels "
-                                f"{' '.join(wanted)}.")
-        if one not in complete and not given:
+                warnings.append(f"{name} is passed over: it is not among what is named.")
+        if one not in whole and not given:
             lacks = " and ".join(axis for axis in sizes if axis not in one.axes)
             warnings.append(f"{one.name} has no axis {lacks}, so it is an input.")
-    if missing := [name for name in said if name not in channels | inputs]:
-        raise UsageError(f"{path}: there is no channel {missing[0]}; there are "
+    missing = [name for name in said if name not in channels | inputs]
+    if missing or not channels:
+        raise UsageError(f"{path}: there is no channel {(*missing, 'to predict')[0]}; there are "
                          f"{' '.join(channels | inputs) or 'none'}.")
-    if not channels:
-        raise UsageError(f"{path}: every variable is an input; none is left to predict.")
     return ({name: channels[name] for name in (*said, *channels) if name in channels},
             {name: inputs[name] for name in (*given, *inputs)})
 

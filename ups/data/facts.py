@@ -121,9 +121,10 @@ def check_facts(facts, where):
                              f"{', '.join(sorted(filter(None, known))) or 'nothing here'}.")
     if not facts.channels or len({*names}) < len(names):
         raise UsageError(f"{where}: channels {' '.join(names)!r}: at least one, and none twice.")
-    if len(facts.boundary) != len(facts.axes):
-        raise UsageError(f"{where}: boundary {' '.join(facts.boundary)!r} needs a word for each of "
-                         f"the axes {' '.join(facts.axes)}.")
+    for fact, values in (("boundary", facts.boundary), ("domain", facts.domain)):
+        if len(values) != len(facts.axes):
+            raise UsageError(f"{where}: {fact} is {values}; say it for each of the axes "
+                             f"{' '.join(facts.axes)}.")
 
 
 # facts as files and people say them

@@ -34,8 +34,7 @@ class File:
     def read(self, rows, frames=None, stride=1, channels=None):
         """Float32 (n, T, C, *grid): rows in any order, a `range` of frames, every stride-th point.
 
-        `channels` are those that are predicted, unless named. Neighbouring samples are read in
-        `pieces`: the memory taken is that of the result.
+        `channels` are those that are predicted, unless named. Neighbouring rows are read at once.
         """
         facts = self.facts
         channels = facts.channels if channels is None else tuple(channels)
@@ -54,14 +53,11 @@ class File:
             for variable in dict.fromkeys(one for one, _ in sources):
                 parts = {c: k for c, (one, k) in enumerate(sources) if one == variable}
                 low, high = min(parts.values()), max(parts.values()) + 1
-                size = 4 * (high - low) * math.prod(grid) * stride  # of a frame as it is read
-                for run in runs:
-                    for i, t in pieces(len(run), len(frames), size):
-                        span = slice(rows[run[i]][0], rows[run[i]][-1] + 1)
-                        block = variable.read(f, facts.axes, span, frames[t], slice(low, high),
-                                              stride)
-                        for c, k in parts.items():
-                            out[:, :, c][run[i], t] = block[:, :, k - low]
+                for run in runs if len(rows) else ():
+                    span = slice(rows[run[0]], rows[run[-1]] + 1)
+                    u = variable.read(f, facts.axes, span, frames, slice(low, high), stride)
+                    for c, k in parts.items():
+                        out[run, :, c] = u[:, :, k - low]
         if facts.steady:  # frame 0 holds nothing, and the answer is all that a file has
             for c, name in enumerate(channels):
                 if name in facts.channels and "time" not in sources[c][0].axes:
@@ -90,9 +86,8 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     sizes: {axis: n}, space in stored order. channels, inputs: {name: (variable, component)}.
     points: {axis: coordinates}. params: {name: number or (N,)}.
     """
-    warnings, where = list(warnings), {*sizes} - {"sample", "time"}
-    space = tuple(axis for axis in sizes if axis in where)
-    samples, frames = sizes.get("sample", 1), sizes.get("time", 2)
+    space = tuple(axis for axis in sizes if axis not in ("sample", "time"))
+    samples, frames, warnings = sizes.get("sample", 1), sizes.get("time", 2), list(warnings)
     dt, domain, columns = said.get("dt"), said.get("domain"), []
     for name, (one, k) in (channels | inputs).items():
         if one.kind not in "fiub" or len(one.axes) != len(one.shape) or any(
@@ -113,9 +108,6 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     if domain is None:
         domain = tuple(ends(points[axis], axis, warnings) if axis in points else (0.0, 1.0)
                        for axis in space)
-    elif len(domain) != len(space):
-        raise UsageError(f"{path}: domain has {len(domain)} pairs of ends for the axes "
-                         f"{' '.join(space)}; say both ends of each.")
     for name, value in params.items():
         value = np.asarray(value, np.float64)
         if value.size not in (1, samples) or not np.isfinite(value).all():

@@ -7,7 +7,7 @@ its folder are refused, and no object is unpickled.
 import contextlib
 import math
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -40,7 +40,7 @@ class Variable:
     channels: tuple[str, ...] = ()   # names of its components
     packing: tuple = (None, 1.0, 0.0)  # the value that stands for NaN, factor and offset
     row: int = 0                     # of an axis `row`: that row alone is meant
-    groups: tuple[str, ...] = field(default=(), repr=False)  # one for each sample, if any
+    groups: tuple[str, ...] = ()     # one for each sample, if any
 
     def read(self, f, space, rows, frames, components, stride):
         """Canonical (n, T, C, *grid) of slices, 1 where the variable has no such axis."""
@@ -51,27 +51,33 @@ class Variable:
         item = f[self.name]
         if item.shape != self.shape:
             raise ValueError(f"{self.name} has shape {item.shape}, not {self.shape}")
-        at = {"sample": rows, "channel": components,
-              "time": slice(frames.start, frames.stop, frames.step),
-              "row": slice(self.row, self.row + 1)}
-        steps = [at.get(axis, slice(None, None, stride)) for axis in self.axes]
-        thin = [slice(None)] * len(steps)
-        if fast := [k for k, axis in enumerate(self.axes) if axis in space][-1:]:
-            k, = fast  # HDF5 is slow at strides along a fast axis
-            steps[k], thin[k] = thin[k], steps[k]
-        block = np.asarray(item[tuple(steps)])[tuple(thin)]
-        fill, factor, offset = self.packing
+        at = {"sample": rows, "time": slice(frames.start, frames.stop, frames.step),
+              "channel": components, "row": slice(self.row, self.row + 1)}
+        thin = {axis: slice(None, None, stride) for axis in space}
+        last = [axis for axis in self.axes if axis in space][-1:]  # HDF5 is slow at strides of it
+        at |= {axis: thin[axis] for axis in space if axis not in last}
+        u = np.asarray(item[tuple(at.get(axis, slice(None)) for axis in self.axes)])
+        u = u[tuple(thin[axis] if axis in last else slice(None) for axis in self.axes)]
         if self.packing != (None, 1, 0):
-            block = np.where(block == fill, np.nan, block * factor + offset)
+            fill, factor, offset = self.packing
+            u = np.where(u == fill, np.nan, u * factor + offset)
         order = ("row", "sample", "time", "channel", *space)
-        block = block.transpose([self.axes.index(axis) for axis in order if axis in self.axes])
-        return block[tuple(slice(None) if axis in self.axes else None for axis in order)][0]
+        u = u.transpose([self.axes.index(axis) for axis in order if axis in self.axes])
+        return u[tuple(slice(None) if axis in self.axes else None for axis in order)][0]
 
     def __str__(self):
         return " ".join((self.name, *self.axes, str(self.shape)))
 
 
 class _HDF5(h5py.File):
+    def __init__(self, path):
+        try:
+            super().__init__(path)
+        except OSError as error:  # some file systems have no locks, and nothing is written
+            if "lock" not in str(error):
+                raise
+            super().__init__(path, locking=False)
+
     def __getitem__(self, name):
         item, folder = super().__getitem__(name), Path(self.filename).resolve().parent
         inside = item.file.filename == self.filename and not getattr(item, "external", None)
@@ -104,7 +110,7 @@ def opened(path):
         elif suffix == ".npz":
             yield _npz(path)
         elif suffix in SUFFIXES or h5py.is_hdf5(path):
-            with _HDF5(path, locking=False) as f:  # some file systems have no locks
+            with _HDF5(path) as f:
                 yield f
         else:
             raise Unrecognised(f"{path} is neither HDF5, netCDF-4, .npy, .npz nor zarr.")
@@ -149,8 +155,9 @@ def contents(f):
             continue
         kind, attrs = item.dtype.kind, getattr(item, "attrs", {})
         kind = "S" if kind in "OTU" else kind
-        if item.shape in ((), (1, 1)) or name == "domain" or kind == "S" and name in READ:
-            stored[name] = item[()]  # MATLAB's numbers are 1 x 1
+        if item.shape in ((), (1, 1)) or name == "domain" or kind == "S" and name in (
+                *READ, "channel"):  # MATLAB's numbers are 1 x 1
+            stored["channels" if name == "channel" else name] = item[()]
         elif b"but not a netCDF variable" not in np.bytes_(attrs.get("NAME", b"")):
             fill = np.ravel(attrs.get("_FillValue", attrs.get("missing_value", np.nan)))[0]
             packing = None if kind == "S" or fill != fill else fill.item(), *(
