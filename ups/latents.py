@@ -224,7 +224,7 @@ class Latents:
     def about(self):
         """What a trained model's folder says of its data: all that its use needs."""
         return {"tasks": [dataclasses.asdict(spec) for spec in self.specs],
-                "fields": [task.fields.about for task in self.tasks]}
+                "fields": [task.fields.facts.plain() for task in self.tasks]}
 
 
 def open_latents(run, cfg, split, length=1, strides=(1,), **codec):

@@ -33,9 +33,9 @@ class Fields:
         self.stride_x, self.all_test = stride_x, all_test
         facts, where = self.files[0].facts, self.files[0].path
         agree(self.files)
-        if any(n % stride_x for n in facts.grid):
-            fit = [str(k) for k in range(1, 65) if not any(n % k for n in facts.grid)]
-            raise UsageError(f"--stride_x {stride_x} does not divide the grid {facts.grid} of "
+        if wrong := [n for n in facts.grid if n % stride_x]:
+            fit = [str(k) for k in range(1, 65) if not wrong[0] % k]
+            raise UsageError(f"--stride_x {stride_x} does not divide the {wrong[0]} points of "
                              f"{where}; {', '.join(fit)} do.")
         first = facts.first_frame if first_frame is None else first_frame
         first, stride_t = (0, 1) if facts.steady else (first, stride_t)  # no time series
@@ -45,60 +45,55 @@ class Fields:
                              f"out and every {stride_t}th of the others is taken, so fewer than "
                              "two are left; use longer data, or a smaller --stride_t.")
         self._lay_out()
-        facts = replace(
+        self.facts = replace(
             facts, grid=tuple(n // stride_x for n in facts.grid), frames=len(self.frames),
             dt=facts.dt * stride_t, first_frame=first,
             scales=tuple(map(scale_of, self.params(
                 self.split("test" if all_test else "train")).unbind(1))))
-        self.facts = self._tested(facts)
+        self._test_facts()
 
     def _lay_out(self):
         """The trajectories: file, row, piece in time, sample; those of one sample stay together."""
-        step, first = self.frames.step, self.frames.start
+        first, step, count = self.frames.start, self.frames.step, len(self.frames)
         starts, sizes = [], {}  # of a family, files of other parameters lie side by side
         for file in self.files:
-            key = tuple(file.params[0]) if file.family else ()
+            key = tuple(file.params[0].tolist()) if file.family else ()
             starts.append(sizes.get(key, 0))
             sizes[key] = starts[-1] + file.samples
         if len({*sizes.values()}) > 1:
             raise UsageError(f"{self.files[0].path.parent}: files of other parameters differ in "
-                             f"samples {sorted(sizes.values())} and cannot be one data set; choose "
-                             "by --data FILE.")
-        samples, lengths = max(sizes.values()), [
-            len(range(first, file.facts.frames, step)) for file in self.files]
-        count, cuts = len(self.frames), None
+                             f"samples {sorted(sizes.values())}; choose by --data FILE.")
+        samples = max(sizes.values())
         self.in_time = samples < 4 and not self.all_test and not any(f.split for f in self.files)
-        if self.in_time:
-            if count <= CUTS:
-                raise UsageError(
-                    f"{self.files[0].path}: {samples} trajector{'y' if samples == 1 else 'ies'} of "
-                    f"{count} frames cannot be split into train, fit, val and test; give four "
-                    f"trajectories, or more than {CUTS} frames.")
-            count, cuts = (count - 1) // CUTS + 1, CUTS
-            self.frames = self.frames[:count]
+        if self.in_time and count <= CUTS:
+            raise UsageError(
+                f"{self.files[0].path}: {samples} trajector{'y' if samples == 1 else 'ies'} of "
+                f"{count} frames cannot be split into train, fit, val and test; give four "
+                f"trajectories, or more than {CUTS} frames.")
+        count = (count - 1) // CUTS + 1 if self.in_time else count
+        self.frames = self.frames[:count]
         self.owner, self.row, self.part, self.sample = np.array([
             (k, row, part, starts[k] + row) for k, file in enumerate(self.files)
+            for length in [len(range(first, file.facts.frames, step))]
             for row in range(file.samples)
-            for part in range(cuts or max(1, (lengths[k] - 1) // (count - 1)))]).T
+            for part in range(CUTS if self.in_time else max(1, (length - 1) // (count - 1)))]).T
 
-    def _tested(self, facts):
-        """The facts with what the files do not say of boundary and shifts, by tests on the data."""
-        self.facts = facts
+    def _test_facts(self):
+        """What the files do not say of boundary and shifts, by tests on the data."""
+        facts = self.facts
         if "" in facts.boundary:
             jumps = seam(self.files[0])
-            facts = replace(facts, boundary=tuple(
-                kind or ("periodic" if jump < SEAM else "closed")
-                for kind, jump in zip(facts.boundary, jumps, strict=True)))
+            boundary = tuple(kind or ("periodic" if jump < SEAM else "closed")
+                             for kind, jump in zip(facts.boundary, jumps, strict=True))
+            self.facts = facts = replace(facts, boundary=boundary)
             shown = ", ".join(f"{axis} {kind} (jump across the ends {jump:.2f} times those inside)"
-                              for axis, kind, jump in zip(facts.axes, facts.boundary, jumps,
-                                                          strict=True))
+                              for axis, kind, jump in zip(facts.axes, boundary, jumps, strict=True))
             print(f"{facts.name}: the file does not say its boundary; by the data: {shown}. If "
                   "that is wrong, say boundary in the file or in --facts.", file=sys.stderr)
         if facts.shifts is None:
-            circles = [axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
-                       if circle and not facts.steady]
-            facts = replace(facts, shifts=shiftable(self, circles) if circles else ())
-        return facts
+            free = [axis for axis, circle in zip(facts.axes, facts.periodic, strict=True)
+                    if circle and not facts.steady]
+            self.facts = replace(facts, shifts=shiftable(self, free) if free else ())
 
     @cached_property
     def look(self):
@@ -203,11 +198,6 @@ class Fields:
             raise UsageError(f"{self.files[0].path}: the train folder has too few trajectories to "
                              "cut other splits from it.")
         return part
-
-    @property
-    def about(self):
-        """What is true of the data, plain: all that is needed to use a model without them."""
-        return self.facts.plain()
 
     @cached_property
     def digest(self):
