@@ -51,7 +51,7 @@ def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path,
     ablate("--grid", "lr=0.1,0.3", "kind=a", "--steps", "7", "--metric", "val/mine")  # one is new
     shown = capsys.readouterr().out
     assert shown.count(" begins") == 1 and len(starts(tmp_path)) == 5
-    assert "noise; with one seed that spread is unknown" in shown
+    assert "noise; with one seed it is unknown" in shown
     assert "val/mine: as the script defines it." in shown
     assert [row[0] for row in rows(tmp_path)] == ["lr", "---", "0.1", "0.3"]
     ablate("--grid", "tasks=a,b", "several=2 3", "--steps", "8")  # other data, several numbers

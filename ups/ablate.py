@@ -37,7 +37,7 @@ class Cell:
     choice: dict  # what tells it from the others, such as {"lr": "1e-3"}
     seed: int
     run: Path
-    flags: list = ()
+    flags: list
 
     def __str__(self):
         return " ".join(f"{k}={v}" for k, v in (self.choice | {"seed": self.seed}).items())
@@ -74,11 +74,12 @@ def plan(args, extra):
             switch = {"true": [f"--{key}"], "false": [f"--no-{key}"]}
             flags += switch.get(value, [f"--{key}", *value.split()])
         for seed in range(args.seeds):
-            about = flat(parse(config, [*flags, "--seed", str(seed)]))
+            mine = [*flags, "--seed", str(seed)]
+            about = flat(parse(config, mine))
             science = {key: about[key] for key in about if key not in SYSTEMS}
             text = json.dumps(science | {"script": args.script}, sort_keys=True)
             run = Path(args.out) / hashlib.sha256(text.encode()).hexdigest()[:10]
-            cells[run] = Cell(choice, seed, run, [*flags, "--seed", str(seed)])
+            cells[run] = Cell(choice, seed, run, mine)
     return list(cells.values())
 
 
@@ -95,18 +96,17 @@ def config_of(script):
 
 def result(run, metric=None):
     """Status of a run, its reason, and a metric's name and best value."""
-    log, ends = run / "log.txt", [*run.glob("*/exit.json"), *run.glob("codec/*/exit.json")]
-    if not ends:  # it ended before training began, or is new
+    log, end = run / "log.txt", next(run.rglob("exit.json"), None)
+    if end is None:  # it ended before training began, or is new
         words = log.read_text().strip().splitlines() if log.exists() else []
         reasons = [line for line in words if line.startswith("error:")] or words or ["no output"]
         return {"status": "failed", "reason": reasons[-1].removeprefix("error: "),
                 "metric": metric, "value": math.nan}
-    lines = Metrics(ends[0].with_name("metrics.jsonl")).read()
+    lines = Metrics(end.with_name("metrics.jsonl")).read()
     known = [key for line in lines for key in line if key.startswith("val/")] or [None]
     metric = metric or next((key for key in SCORES if key in known), known[-1])
     values = [line[metric] for line in lines if math.isfinite(line.get(metric, math.nan))]
-    best = {"metric": metric, "value": min(values, default=math.nan)}
-    return read_json(ends[0]) | best
+    return read_json(end) | {"metric": metric, "value": min(values, default=math.nan)}
 
 
 def table(cells, metric=None):
@@ -123,17 +123,13 @@ def table(cells, metric=None):
             span += f" [{min(values):.4g}, {max(values):.4g}]"
         rows.append((statistics.mean(values or [math.inf]), [
             *(group[0][0].choice[key] for key in keys), f"{len(values)} of {len(group)}", span]))
-    lines = [[*keys, "seeds done", " or ".join(sorted(names)) or "-"],
+    lines = [[*keys, "seeds done", " or ".join(sorted(names)) or "-"], ["---"] * (len(keys) + 2),
              *(row for _, row in sorted(rows, key=lambda row: row[0]))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
-    text += ["", "Validation split, best value of each run; mean [least, most] over seeds.",
-             *(f"{name}: {definition(name)}." for name in sorted(names)),
-             "Differences below the spread of seeds are noise."]
-    if max(map(len, groups.values())) == 1:
-        text[-1] = text[-1][:-1] + "; with one seed that spread is unknown: give --seeds 3."
-    return "\n".join(text) + "\n"
+    noise = "Differences below the spread of seeds are noise"
+    noise += "." if len(cells) > len(groups) else "; with one seed it is unknown: give --seeds 3."
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "",
+                      "Validation split, best value of each run; mean [least, most] over seeds.",
+                      *(f"{name}: {definition(name)}." for name in sorted(names)), noise, ""])
 
 
 def definition(metric):
@@ -155,14 +151,14 @@ def main(argv=None):
     with lock_folder(out, "--out"):
         try:
             for place, cell in enumerate(cells, 1):
+                label = f"[{place}/{len(cells)}] {cell}"
                 if result(cell.run)["status"] != "done":
-                    print(f"[{place}/{len(cells)}] {cell} begins", flush=True)
+                    print(label, "begins", flush=True)
                     cell.train(args.script)
                 end = result(cell.run, args.metric)
-                words = f"{end['metric']} {end['value']:.4g}"
-                if end["status"] != "done":
-                    words = f"{end['status']}, {end['reason']} (see {cell.run}/log.txt)"
-                print(f"[{place}/{len(cells)}] {cell}: {words}", flush=True)
+                print(f"{label}: {end['metric']} {end['value']:.4g}" if end["status"] == "done" else
+                      f"{label}: {end['status']}, {end['reason']} (see {cell.run}/log.txt)",
+                      flush=True)
         finally:
             text = table(cells, args.metric)
             write_text(out / "ablation.md", text)

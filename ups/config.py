@@ -53,9 +53,9 @@ def command(main):
         code = end.code
     except (RunError, FloatingPointError) as error:  # a loss that is no number is so on every rank
         code = getattr(error, "code", 1)
-        own = type(error) is RunError
-        if not getattr(error, "told", False) and (first or own):
-            print(f"error: {error}", file=sys.stderr)
+        if not getattr(error, "told", False) and (first or type(error) is RunError):
+            below = "" if first else "\n"  # the main process's progress bar
+            print(f"{below}error: {error}", file=sys.stderr)
     except OSError as error:
         if error.errno not in DISK:
             raise
@@ -70,6 +70,18 @@ def command(main):
     sys.exit(code)
 
 
+class Parser(argparse.ArgumentParser):
+    """Wrong flags are wrong use; no abbreviations; the description as it is written."""
+
+    def __init__(self, **options):
+        wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
+                                 width=110)
+        super().__init__(allow_abbrev=False, formatter_class=wide, **options)
+
+    def error(self, message):
+        raise UsageError(f"{message.rstrip('.')}. See --help.")
+
+
 def parse(cls, argv=None, description=None):
     """Build `cls` from the command line; `description` (a script's docstring) opens `--help`."""
     fields = dict(_fields(cls))
@@ -82,25 +94,20 @@ def parse(cls, argv=None, description=None):
     for name, (kind, default, section, comment) in fields.items():
         kind, many = _plain(kind)
         shown = " ".join(map(str, default)) if many else default
-        options = {"help": f"{comment} [{shown}]".strip().replace("%", "%%")}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options |= {"type": kind, "nargs": "+" if many else None,
-                        "metavar": kind.__name__.upper()}
-        groups[section].add_argument(f"--{name}", **options)
-
+        how = ({"action": argparse.BooleanOptionalAction} if kind is bool else
+               {"type": kind, "nargs": "+" if many else None, "metavar": kind.__name__.upper()})
+        groups[section].add_argument(
+            f"--{name}", help=f"{comment} [{shown}]".strip().replace("%", "%%"), **how)
     args, unknown = parser.parse_known_args(argv)
     if unknown and not unknown[0].startswith("-"):
         raise UsageError(f"{unknown[0]!r} belongs to no flag. See --help.")
     if unknown:
         raise UsageError(_unknown(unknown[0].split("=")[0].lstrip("-"), fields, "--"))
     flags = vars(args)
-    values = {}
-    if path := flags.pop("config", None):
-        values = read_config(path)
-        if wrong := [key for key in values if key not in fields]:
-            raise UsageError(f"{path}: {_unknown(wrong[0], fields)}")
+    path = flags.pop("config", None)
+    values = read_config(path) if path else {}
+    if wrong := [key for key in values if key not in fields]:
+        raise UsageError(f"{path}: {_unknown(wrong[0], fields)}")
     return build(cls, _size(cls, values) | values | _size(cls, flags) | flags)
 
 
@@ -111,6 +118,20 @@ def _size(cls, given):
     if given["size"] not in cls.SIZES:
         raise UsageError(f"--size {given['size']}: it is one of {', '.join(cls.SIZES)}.")
     return cls.SIZES[given["size"]]
+
+
+def read_config(path):
+    """Read a JSON or YAML mapping as a flat dictionary; nested mappings become dotted names."""
+    try:
+        values = yaml.safe_load(Path(path).read_text())  # JSON is YAML
+    except FileNotFoundError:
+        raise UsageError(f"--config {path}: there is no such file.") from None
+    except Exception as error:  # not UTF-8, or not YAML
+        why = " ".join(str(error).split())
+        raise UsageError(f"--config {path}: not a readable JSON or YAML file ({why}).") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"--config {path}: expected a mapping of field names to values.")
+    return _dotted(values)
 
 
 def check(cfg, **bounds):
@@ -141,14 +162,8 @@ def build(cls, values):
 
 def flat(cfg):
     """`{"lr": 1e-3, "model.dim": 64}`: the dotted names of the command line, ready for JSON."""
-    out = {}
-    for field in dataclasses.fields(cfg):
-        value = getattr(cfg, field.name)
-        if dataclasses.is_dataclass(value):
-            out |= {f"{field.name}.{key}": inner for key, inner in flat(value).items()}
-        else:
-            out[field.name] = list(value) if isinstance(value, tuple) else value
-    return out
+    return {key: list(value) if isinstance(value, tuple) else value
+            for key, value in _dotted(dataclasses.asdict(cfg)).items()}
 
 
 def nested(values):
@@ -162,48 +177,27 @@ def nested(values):
     return top
 
 
-def read_config(path):
-    """Read a JSON or YAML mapping as a flat dictionary; nested mappings become dotted names."""
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"--config {path}: there is no such file.")
-    try:
-        values = yaml.safe_load(path.read_text())  # JSON is YAML
-    except Exception as error:  # not UTF-8, or not YAML
-        why = " ".join(str(error).split())
-        raise UsageError(f"--config {path}: not a readable JSON or YAML file ({why}).") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"--config {path}: expected a mapping of field names to values.")
-
-    def walk(values, prefix=""):
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    return dict(walk(values))
-
-
-class Parser(argparse.ArgumentParser):
-    """Wrong flags are wrong use; no abbreviations; the description as it is written."""
-
-    def __init__(self, **options):
-        wide = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
-                                 width=110)
-        super().__init__(allow_abbrev=False, formatter_class=wide, **options)
-
-    def error(self, message):
-        raise UsageError(f"{message.rstrip('.')}. See --help.")
+def _dotted(values, prefix=""):
+    out = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict)
+        out |= _dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return out
 
 
 def _fields(cls, prefix="", chosen=None, inside=None):
     """Yield (dotted name, (type, default, section, comment)) for every leaf field.
 
-    Defaults are those of `chosen`, an instance, where a class holds one as its own default; its
-    section is the one it stands in there.
+    `chosen` is an instance where a class holds one as its own default, in the section `inside`.
+    The section is the `# word` above a field, the comment stands behind it in the source.
     """
-    described = _described(cls)
+    described, section = {}, ""
+    for base in reversed(cls.__mro__[:-1]):
+        for line in inspect.getsource(base).splitlines():
+            if match := re.match(r"    # (\w+)", line):
+                section = match[1]
+            elif match := re.match(r"    (\w+): [^#]*(?:# (.+))?", line):
+                described[match[1]] = section, match[2] or ""
     for field in dataclasses.fields(cls):
         default = getattr(chosen, field.name, field.default)
         section, comment = described.get(field.name, ("", ""))
@@ -211,18 +205,6 @@ def _fields(cls, prefix="", chosen=None, inside=None):
             yield from _fields(field.type, f"{prefix}{field.name}.", default, section)
         else:
             yield prefix + field.name, (field.type, default, inside or section or "flags", comment)
-
-
-def _described(cls):
-    """Of each field the `# section` above it and the comment behind it, from the source."""
-    found, section = {}, ""
-    for base in reversed(cls.__mro__[:-1]):
-        for line in inspect.getsource(base).splitlines():
-            if match := re.match(r"    # (\w+)", line):
-                section = match[1]
-            elif match := re.match(r"    (\w+): [^#]*(?:# (.+))?", line):
-                found[match[1]] = section, match[2] or ""
-    return found
 
 
 def _plain(kind):
@@ -233,20 +215,15 @@ def _plain(kind):
 
 def _cast(field, value):
     kind, many = _plain(field.type)
-
-    def one(item):
-        if isinstance(item, bool) != (kind is bool):
-            raise ValueError
-        if kind is int and isinstance(item, float) and item != int(item):
-            raise ValueError
-        return kind(item)
-
+    values = value if many and isinstance(value, list | tuple) else [value]
     try:
-        if many:
-            return tuple(map(one, value if isinstance(value, list | tuple) else [value]))
-        return one(value)
+        cast = tuple(map(kind, values))
+        if any(isinstance(old, bool) != (kind is bool) or kind is int and new != float(old)
+               for old, new in zip(values, cast, strict=True)):
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{field.name}: expected {kind.__name__}, got {value!r}.") from None
+    return cast if many else cast[0]
 
 
 def _unknown(key, fields, dash=""):

@@ -38,15 +38,20 @@ def lock_folder(folder, flag):
 
 
 def refuse_links(folder, base):
-    """A stranger's folder may hold links: what is written below it would land where they lead."""
+    """A stranger's folder may hold links: what is written below it would land where they lead.
+
+    W&B's own folder has such links to its logs; it makes them anew and does not write through them.
+    """
     for path in (folder, *folder.rglob("*")):
+        if "wandb" in path.relative_to(folder).parts[:-1]:
+            continue
         if path.is_symlink() and not path.resolve().is_relative_to(Path(base).resolve()):
             raise UsageError(f"{path} is a link to {path.resolve()}, outside of {base}; put the "
                              "files there themselves, or make all of the folder a link.")
 
 
 def write_bytes(path, data):
-    """Under another name first, flushed, then renamed: `path` never holds a part of them."""
+    """Under another name first, flushed, then renamed: `path` never holds a part of it."""
     partial = Path(f"{path}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)

@@ -1,11 +1,16 @@
 """Weights & Biases is a copy: one run, the true end, and never in the way of training."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
+import launching
 import pytest
 import toy
 from wandb_file import summary
-from watching import ending, losses, play, ranks
+from watching import ending, losses, marked, play, ranks
 
 from ups.train import tracking
 
@@ -39,6 +44,37 @@ def test_what_a_run_is_called(launched):
     for one in summary(launched / "one"):
         assert (one["project"], one["name"], one["group"]) == ("faults", "one/toy", "one")
         assert one["tags"] == ["toy"] and {"lr", "batch_size", "seed"} <= one["config"]
+
+
+FROZEN = """
+import psutil, sys
+import toy
+from ups.train import tracking
+
+def loss(model, batch, real=toy.loss):
+    tracking.PATIENCE = 2
+    for process in psutil.Process().children(recursive=True):
+        process.suspend()
+    return real(model, batch)
+
+toy.loss = loss
+toy.main(sys.argv[1:])
+"""
+
+
+def test_a_service_that_stands_still_does_not_hold_the_end(tmp_path):
+    """W&B's own exit would wait for it for ever."""
+    env = launching.environment() | {"UPS_TEST_MARK": str(tmp_path)}
+    env["PYTHONPATH"] += f":{launching.ROOT}/tests/train"
+    command = [sys.executable, "-c", FROZEN, "--run", tmp_path, "--wandb", "faults"]
+    try:
+        with (tmp_path / "said").open("w") as said:  # a pipe would be held open by the service
+            code = subprocess.run(command, env=env, stderr=said, timeout=90).returncode
+    finally:
+        for pid in marked(str(tmp_path)):
+            os.kill(pid, signal.SIGKILL)
+    assert code == 0 and ending(tmp_path / "micro0")["status"] == "done"
+    assert "W&B did not finish (no answer in 2 s)" in (tmp_path / "said").read_text()
 
 
 def in_the_way(monkeypatch, tmp_path, capsys, name, call):

@@ -31,8 +31,8 @@ def gather_state(accelerator, model, optimizer, ema):
     model = accelerator.unwrap_model(model)
     params = [name for name, _ in model.named_parameters()]
     tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
-    tensors |= {f"ema/{name}": t for name, t in zip(params, ema.shadow, strict=True)}
-    tensors |= {f"best/{name}": t for name, t in zip(params, ema.best, strict=True)}
+    for kind, averages in (("ema", ema.shadow), ("best", ema.best)):
+        tensors |= {f"{kind}/{name}": t for name, t in zip(params, averages, strict=True)}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{key}": t for key, t in values.items()}
     return whole(accelerator, tensors)
@@ -50,11 +50,9 @@ def whole(accelerator, tensors):
     return kept
 
 
+@torch.no_grad()
 def restore_state(accelerator, tensors, groups, model, optimizer, ema):
     """Put the tensors of `gather_state` back into place, sharded as the live ones are."""
-    model = accelerator.unwrap_model(model)
-    params = dict(model.named_parameters())
-
     def like(tensor, live):
         if hasattr(live, "full_tensor") and tensor.shape == live.shape:
             from torch.distributed.tensor import distribute_tensor  # takes a second to load
@@ -62,22 +60,23 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
             return distribute_tensor(tensor.to(live.device), live.device_mesh, live.placements)
         return tensor
 
-    for name, live in model.state_dict().items():
-        if f"model/{name}" not in tensors or tensors[f"model/{name}"].shape != live.shape:
-            raise UsageError(f"the checkpoint has no such {name}: another version of the model "
-                             "wrote it; give another --run, or use the code that wrote it.")
-    with torch.no_grad():
-        for name, live in model.state_dict().items():
-            live.copy_(like(tensors[f"model/{name}"], live))
-        for shadow, best, (name, live) in zip(ema.shadow, ema.best, params.items(), strict=True):
-            shadow.copy_(like(tensors[f"ema/{name}"], live))
-            best.copy_(like(tensors[f"best/{name}"], live))
-    state = {}
-    lives = [p for group in optimizer.param_groups for p in group["params"]]
+    model = accelerator.unwrap_model(model)
+    lives = {f"model/{name}": live for name, live in model.state_dict().items()}
+    for kind, averages in (("ema", ema.shadow), ("best", ema.best)):
+        lives |= {f"{kind}/{name}": live for (name, _), live in
+                  zip(model.named_parameters(), averages, strict=True)}
+    for name, live in lives.items():
+        if name not in tensors or tensors[name].shape != live.shape:
+            raise UsageError(f"the checkpoint has no such {name.partition('/')[2]}: another "
+                             "version of the model wrote it; give another --run, or use the code "
+                             "that wrote it.")
+    for name, live in lives.items():
+        live.copy_(like(tensors[name], live))
+    params, state = [p for group in optimizer.param_groups for p in group["params"]], {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer/"):
             _, index, key = name.split("/")
-            state.setdefault(int(index), {})[key] = like(tensor, lives[int(index)])
+            state.setdefault(int(index), {})[key] = like(tensor, params[int(index)])
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -121,7 +120,7 @@ def damage(folder):
                 return f"{name} has the wrong size"
             if sha256(folder / name) != expected["sha256"]:
                 return f"{name} is not the file that was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -146,23 +145,19 @@ def export_model(folder, tensors, config):
 
 def load_model(folder):
     """`(config, tensors)` of an exported model whose fingerprint is right."""
-    folder = Path(folder)
-    stage = (folder.parent / "exit.json").exists()  # a fitted codec has none
-    again = ("remove exit.json beside it, and run the command that made it again" if stage else
-             "put back a sound copy, or, where the stage that fitted it has checkpoints, remove "
-             "this folder and the exit.json of that stage and run it again")
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).exists():
-            cure = again if folder.is_dir() else "put it back"
-            raise UsageError(f"{folder}: no trained model here ({name} is missing); {cure}.")
+    folder, fault = Path(folder), "weights and configuration do not belong together"
     try:
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
-    except (ValueError, SafetensorError) as error:
-        raise UsageError(f"{folder}: not readable ({error}); {again}.") from None
-    if fingerprint(tensors, config) != config.get("fingerprint"):
-        raise UsageError(f"{folder}: weights and configuration do not belong together; {again}.")
-    return config, tensors
+        if fingerprint(tensors, config) == config["fingerprint"]:
+            return config, tensors
+    except FileNotFoundError as error:
+        name = Path(error.filename or "model.safetensors").name
+        fault = f"no trained model here ({name} is missing)"
+    except (ValueError, LookupError, SafetensorError) as error:
+        fault = f"not readable ({error})"
+    raise UsageError(f"{folder}: {fault}; put back a sound copy, or remove this folder and, where "
+                     "there is one, the exit.json beside it, and run its stage again.")
 
 
 def fingerprint(tensors, config):

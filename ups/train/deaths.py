@@ -30,31 +30,25 @@ class Deaths:
     """Watch processes, given as the `place` of each rank; `signals[rank]` ended one of them."""
 
     def __init__(self, places):
-        mine = place()
+        *here, own = place()
         self.signals, self.before, self.ended = {}, kernel_kills(), threading.Event()
-        pids = {rank: pid for rank, (*where, pid) in enumerate(places)
-                if where == mine[:-1] and pid != mine[-1]}
-        if pids and hasattr(os, "pidfd_open"):
-            threading.Thread(target=self._watch, args=(pids,), daemon=True).start()
+        if hasattr(os, "pidfd_open"):
+            for rank, (*where, pid) in enumerate(places):
+                if where == here and pid != own:
+                    threading.Thread(target=self._watch, args=(rank, pid), daemon=True).start()
 
-    def _watch(self, pids):
-        poll, open_ = select.poll(), {}
-        for rank, pid in pids.items():
-            handle = os.pidfd_open(pid)
-            open_[handle] = rank
-            poll.register(handle, select.POLLIN)
-        while open_:
-            for handle, _ in poll.poll():
-                rank = open_.pop(handle)
-                poll.unregister(handle)
-                os.close(handle)
-                try:
-                    status = Path(f"/proc/{pids[rank]}/stat").read_text().split()[-1]
-                except OSError:  # its launcher was quicker
-                    continue
-                if os.WIFSIGNALED(int(status)):
-                    self.signals[rank] = os.WTERMSIG(int(status))
-                    self.ended.set()
+    def _watch(self, rank, pid):
+        handle, poll = os.pidfd_open(pid), select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+        os.close(handle)
+        try:
+            status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        except OSError:  # its launcher was quicker
+            return
+        if os.WIFSIGNALED(status):
+            self.signals[rank] = os.WTERMSIG(status)
+            self.ended.set()
 
     def story(self, patience=0.5):
         """`(memory, sentence)` of the first death by a signal; sentence is empty without one."""

@@ -1,8 +1,8 @@
-"""`--dry_run`: look before an expensive run.
+"""Look before an expensive run: `--dry_run` says what it needs, `--minutes` how long it may be.
 
-It takes the last steps of the run, with an evaluation and a checkpoint at the end, in a folder of
-its own, and says what the run will need. What it leaves are data, codec and cache. Exit codes as
-of a run, and one sentence that says what to change.
+Both take a few steps, with a validation and a checkpoint after the last one. A dry run does so in a
+folder of its own, prints what it saw and leaves data, codec and cache. Before a run of so many
+minutes the steps are undone, and the schedule gets as many as there is time for.
 """
 
 import contextlib
@@ -15,11 +15,15 @@ from pathlib import Path
 import torch
 
 from ups.config import UsageError
+from ups.train import cost
 from ups.train.checkpoint import checkpoints
-from ups.train.ranks import PeerFailed, Stopped, now, on_main
+from ups.train.ema import local
+from ups.train.ranks import PeerFailed, Stopped, everyone, now, on_main
 from ups.train.step import is_out_of_memory
+from ups.train.tracking import Metrics
 
 GIB = 2**30
+TEST = 3  # times that the test takes as long as a validation, about
 
 
 class DryRunDone(Exception):
@@ -29,8 +33,7 @@ class DryRunDone(Exception):
 def length(run):
     """Steps to take: of each task a first one and a second, with graphs two warm-ups, a capture
     and a replay; and the last, which evaluates."""
-    tasks = len(run.sampler.sizes)
-    return max(8, (4 if run.graphs else 2) * tasks + 1)
+    return max(8, (4 if run.graphs else 2) * len(run.sampler.sizes) + 1)
 
 
 def step_seconds(times, tasks):
@@ -42,25 +45,76 @@ def step_seconds(times, tasks):
     return sum(quickest) / len(quickest)
 
 
-def report(run):
+def measure(run, steps):
+    """Take the last steps of a run; return the seconds of one, and of validation and checkpoint."""
+    run.step = run.sampler.start = max(0, run.cfg.steps - length(run))
+    times = []
+    for batch in steps:
+        times.append(now())
+        yield batch
+    times.append(now())
+    seconds = step_seconds(times, len(run.sampler.sizes))
+    return seconds, times[-1] - times[-2] - seconds
+
+
+@contextlib.contextmanager
+def undone(run):
+    """What is done in here to weights, averages and moments is undone, in the same memory."""
+    model, ema, optimizer = (run.parts[name] for name in ("model", "ema", "optimizer"))
+    weights, folder, metrics = local(model.parameters()), run.folder, run.metrics
+    begin, run.folder = [p.clone() for p in weights], folder / "trial"
+    on_main(run.accelerator, run.folder.mkdir)
+    run.metrics = Metrics(run.folder / "metrics.jsonl")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        if run.accelerator.is_main_process:
+            shutil.rmtree(run.folder)
+        run.folder, run.metrics = folder, metrics
+    with torch.no_grad():
+        for tensors in (weights, local(ema.shadow), local(ema.best)):
+            torch._foreach_copy_(tensors, begin)
+    for moment in itertools.chain(*(state.values() for state in optimizer.state.values())):
+        moment.zero_()  # as they begin
+    ema.updates.zero_()
+    ema.best_score, run.last_saved = float("inf"), None
+    run.step = run.sampler.start = 0
+
+
+def fit_minutes(run, seconds, last, passed):
+    """Give the run the steps for which `--minutes` leaves time, the test included."""
+    cfg, left = run.cfg, 60 * run.cfg.minutes - passed - (TEST + 1) * last
+    steps = int(left / (seconds + last / min(cfg.eval_every, cfg.save_every)))
+    steps = everyone(run.accelerator, steps)[0]
+    if steps < 1:
+        raise UsageError(f"--minutes {cfg.minutes:g}: {passed / 60:.1f} have passed before the "
+                         "first step, and validation and test take the rest; give more.")
+    object.__setattr__(cfg, "steps", steps)  # what alone is not known from the start
+    run.sampler.steps = steps
+    if run.accelerator.is_main_process:
+        print(f"--minutes {cfg.minutes:g} leaves time for --steps {steps}.")
+
+
+def report(run, seconds, last):
     """Print what the run needs, on every rank's behalf, and raise `DryRunDone`."""
-    device = run.accelerator.device
-    peak = (torch.cuda.max_memory_allocated() if device.type == "cuda" else
+    peak = (torch.cuda.max_memory_allocated() if run.accelerator.device.type == "cuda" else
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    peaks = run.accelerator.gather(torch.tensor([peak], device=device)).tolist()
-    times = [*run.step_times, now()]
-    raise DryRunDone(on_main(run.accelerator, _table, run, times, peaks))
+    peaks = everyone(run.accelerator, peak)
+    needs = cost.sizes(run)
+    inside = cost.bandwidth(run.accelerator, needs[0])
+    strategy = "FSDP2" if run.backward.sharded else "DDP"
+    costs = cost.table(seconds, max(peaks), *needs, inside, len(peaks), strategy)
+    raise DryRunDone(on_main(run.accelerator, _table, run, seconds, last, peaks, costs))
 
 
-def _table(run, times, peaks):
+def _table(run, seconds, last, peaks, costs):
     """Print the needs (main process); return the fault of the disk, if there is one."""
     found = checkpoints(run.folder / "checkpoints")
     if not found:
         return "the checkpoint cannot be written: make room, or put --run on another disk."
     cfg, size = run.cfg, sum(file.stat().st_size for file in found[0].iterdir())
     need, free = size * (cfg.keep + 1) / GIB, shutil.disk_usage(run.folder).free / GIB
-    seconds = step_seconds(times, len(run.sampler.sizes))
-    last = times[-1] - times[-2] - seconds  # evaluation and checkpoint
     total = seconds * cfg.steps + last * (cfg.steps // min(cfg.eval_every, cfg.save_every) + 1)
     memory = ", ".join(f"rank {rank} {peak / GIB:.2f} GiB" for rank, peak in enumerate(peaks))
     share, device = cfg.batch_size // len(peaks), run.accelerator.device.type
@@ -72,7 +126,10 @@ dry run of {run.stage}: {len(peaks)} process{"es" * (len(peaks) > 1)}, {device}
   peak memory            {memory}
   micro-batch            {run.backward.micro_batch} rows fit, of {share} per process
   checkpoint             {size / 2**20:.1f} MiB, {cfg.keep} kept: {need:.2f} GiB needed, \
-{free:.1f} GiB free""", flush=True)
+{free:.1f} GiB free
+
+predicted for N GPUs with {share} rows each (ups/train/cost.py):
+{costs}""", flush=True)
     return "" if need <= free else (f"checkpoints need {need:.1f} GiB and {free:.1f} GiB are free: "
                                     "lower --keep, or put --run on a larger disk.")
 
@@ -88,22 +145,22 @@ def clear(folder):
 
 def end(run, error):
     """Remove the folder and exit, with a sentence; what is a bug keeps its traceback."""
-    main, text, code = run.accelerator.is_main_process, str(error), 1
+    main, text = run.accelerator.is_main_process, str(error)
     if main:
         shutil.rmtree(run.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # a folder stays where it holds anything
             run.folder.parent.rmdir()
             Path(run.cfg.run).rmdir()
     if is_out_of_memory(error):
-        rows, main = getattr(getattr(run, "backward", None), "micro_batch", 0), True
+        rows, main, code = getattr(getattr(run, "backward", None), "micro_batch", 0), True, 1
         cure = f"use --micro_batch {rows // 2}" if rows > 1 else "a smaller model or batch will fit"
         text = f"rank {run.accelerator.process_index} is out of memory at {rows} rows: {cure}."
     elif isinstance(error, DryRunDone):
         code = int(bool(text))
         run.accelerator.end_training()
-    elif isinstance(error, UsageError | Stopped):
-        code = 2 if isinstance(error, UsageError) else 143
-    elif not isinstance(error, PeerFailed | FloatingPointError):
+    elif isinstance(error, UsageError | Stopped | PeerFailed | FloatingPointError):
+        code = getattr(error, "code", 1)
+    else:
         return
     if main and not isinstance(error, PeerFailed):
         print(f"error: {text}" if text else "all is well.", file=sys.stderr)

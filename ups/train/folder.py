@@ -1,21 +1,74 @@
 """The folder of a stage belongs to one launch at a time, and to the configuration it began with.
 
 Its `.lock` is held by that launch, and holds what the next one needs to know if this one dies
-without a word.
+without a word. All of this is the main process's.
 """
 
 import contextlib
 import json
 import sys
 
-from ups.config import UsageError
-from ups.files import read_json, write_json
+from ups.config import UsageError, flat
+from ups.files import lock_folder, read_json, refuse_links, write_json
 from ups.memory import kernel_kills
+from ups.train import dry_run
 from ups.train.checkpoint import checkpoints, step_of
 from ups.train.deaths import MEMORY, place
 
 
-def leave_folder(folder):
+def take(run, systems):
+    """Lock the folder of `run`; how the last launch ended (`exit.json`, or empty).
+
+    Another configuration is refused. Fields named in `systems` may change, and so may those that
+    only one version of the code has. Nothing is written: `begin` does that.
+    """
+    folder, config = run.folder, flat(run.cfg)
+    refuse_links(folder, run.cfg.run)
+    run.lock = lock_folder(folder, "--run")
+    if run.cfg.dry_run:
+        dry_run.clear(folder)
+    end = read_json(folder / "exit.json") or _killed(folder)
+    finished = end.get("status") == "done"
+    if finished or checkpoints(folder / "checkpoints"):
+        old = read_json(folder / "config.json")
+        if config["minutes"]:  # they became steps, once and for all
+            end["steps"] = config["steps"] = old.get("steps")
+            systems -= {"minutes"}
+        try:
+            _compare(folder, old, config, systems, finished)
+        except UsageError:
+            run.lock.close()
+            raise
+    if finished:
+        print(f"{folder} is finished (step {end['step']}); its test numbers are in "
+              f"{folder / 'test.json'}. For a new run give another --run; to write model and "
+              "numbers again from the last checkpoint, remove exit.json there.")
+    return end
+
+
+def _compare(folder, old, new, systems, finished):
+    if not old:
+        raise UsageError(f"{folder} has no config.json, so nobody knows what it was trained with; "
+                         "put it back, or give another --run.")
+    changed = [key for key in sorted(old.keys() & new.keys() - systems) if old[key] != new[key]]
+    if changed:
+        names = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in changed)
+        longer = finished and changed == ["steps"] and old["steps"] < new["steps"]
+        cure = ("Its learning rate ended with its steps; to train its weights further, give "
+                f"another --run and --init {folder.parent}" if longer else
+                "Use the old values to resume, or give another --run")
+        raise UsageError(f"{folder} was trained with another configuration: {names}. {cure}.")
+
+
+def begin(folder, config, micro_batch):
+    """The launch is accepted: its configuration holds, the end of the last one is history."""
+    write_json(folder / "config.json", config)
+    (folder / "exit.json").unlink(missing_ok=True)
+    begun = {"place": place(), "kernel_kills": kernel_kills(), "micro_batch": micro_batch}
+    (folder / ".lock").write_text(json.dumps(begun))
+
+
+def leave(folder):
     """Wrong use, found before any training, leaves no folder behind that says nothing."""
     if {path.name for path in folder.iterdir()} <= {".lock"}:
         (folder / ".lock").unlink(missing_ok=True)
@@ -24,48 +77,11 @@ def leave_folder(folder):
             folder.parent.rmdir()
 
 
-def take_folder(folder, config, systems):
-    """How the last launch ended (`exit.json`, or empty); refuses another configuration.
-
-    Fields named in `systems` may change, and so may those that only one version of the code has.
-    Nothing is written: `begin_folder` does that when the launch is accepted.
-    """
-    end = read_json(folder / "exit.json") or killed(folder)
-    finished = end.get("status") == "done"
-    if finished or checkpoints(folder / "checkpoints"):
-        old = read_json(folder / "config.json")
-        if not old:
-            raise UsageError(f"{folder} has no config.json, so nobody knows what it was trained "
-                             "with; put it back, or give another --run.")
-        changed = [key for key in sorted(old.keys() & config.keys() - systems)
-                   if old[key] != config[key]]
-        if changed:
-            names = ", ".join(f"{key} ({old[key]} -> {config[key]})" for key in changed)
-            longer = finished and changed == ["steps"] and old["steps"] < config["steps"]
-            cure = (f"Its learning rate ended with its steps; to train its weights further, give "
-                    f"another --run and --init {folder.parent}" if longer else
-                    "Use the old values to resume, or give another --run")
-            raise UsageError(f"{folder} was trained with another configuration: {names}. {cure}.")
-    if finished:
-        print(f"{folder} is finished (step {end['step']}); its test numbers are in "
-              f"{folder / 'test.json'}. For a new run give another --run; to write model and "
-              "numbers again from the last checkpoint, remove exit.json there.")
-    return end
-
-
-def begin_folder(folder, config, micro_batch):
-    """The launch is accepted: its configuration holds, the end of the last one is history."""
-    write_json(folder / "config.json", config)
-    (folder / "exit.json").unlink(missing_ok=True)
-    begun = {"place": place(), "kernel_kills": kernel_kills(), "micro_batch": micro_batch}
-    (folder / ".lock").write_text(json.dumps(begun))
-
-
-def killed(folder):
+def _killed(folder):
     """The end of a launch that could not write one, now written; empty where none has begun."""
     try:
         begun = json.loads((folder / ".lock").read_text())
-    except (OSError, ValueError):
+    except ValueError:
         return {}
     if not (folder / "config.json").exists():  # a dry run clears its folder
         return {}

@@ -2,12 +2,12 @@
 
 A rank that raises while the others wait in a collective leaves them hanging. Here every rank
 catches locally, leaves the `except` block, and tells the others in a collective that all reach.
-The scripts, `latents.py` and the cache import this module; it imports no data and no model.
 """
 
+import contextlib
 import ctypes
 import os
-import re
+import secrets
 import signal
 import sys
 import time
@@ -39,6 +39,8 @@ class PeerFailed(RunError):
 class Stopped(RunError):
     """A signal asked the run to stop."""
 
+    code = 143
+
 
 def everyone(accelerator, value):
     """The value of every rank, in their order."""
@@ -50,13 +52,13 @@ def everyone(accelerator, value):
 
 def together(accelerator, work, *args):
     """Return `work(*args)`; where it fails on one rank, every rank raises."""
-    result = error = fault = None
+    result = error = None
     try:
         result = work(*args)
     except Exception as caught:
-        error, fault = caught, (UsageError if isinstance(caught, UsageError) else PeerFailed,
-                                str(caught))
-    faults = everyone(accelerator, fault)
+        error = caught
+    kind = UsageError if isinstance(error, UsageError) else PeerFailed
+    faults = everyone(accelerator, error and (kind, str(error)))
     if error is not None:
         raise error  # where it happened: with its traceback
     for kind, text in filter(None, faults):
@@ -66,54 +68,95 @@ def together(accelerator, work, *args):
 
 def on_main(accelerator, work, *args):
     """Call `work` on the main process; every rank gets its result, or its failure."""
-    def mine():
-        return work(*args) if accelerator.is_main_process else None
-
-    return everyone(accelerator, together(accelerator, mine))[0]
+    main = accelerator.is_main_process
+    return everyone(accelerator, together(accelerator, lambda: work(*args) if main else None))[0]
 
 
 def take_lock(accelerator, path, flag):
     """Wait until the main process holds a lock; the collectives are short, so none times out."""
-    while True:
-        held = together(accelerator, lambda: lock(path, flag) if accelerator.is_main_process
-                        else None)
-        if any(everyone(accelerator, held is not None)):
-            return held
-        time.sleep(0.5)
+    main, held = accelerator.is_main_process, None
+    while not any(everyone(accelerator, held is not None)):
+        held = together(accelerator, lambda: lock(path, flag) if main else None)
+        if main and held is None:
+            time.sleep(0.5)
+    return held
 
 
 class Agreement:
-    """Flags on which all ranks agree in one small all-reduce on the CPU, once in every step."""
+    """What the ranks tell each other in the all-reduce of the gradients; a missing one is named.
+
+    The last elements of the buffer are theirs, one each: a small whole number. On a CPU they are
+    read in the same step. On a GPU a copy of them travels to the host while training goes on, and
+    is read before the next step begins: nothing waits for the device.
+    """
 
     def __init__(self, accelerator, timeout):
-        self.alone = accelerator.num_processes == 1
-        self.patience = 0.8 * timeout  # the main process names a silent rank
-        self.deaths = Deaths(everyone(accelerator, place()))
-        if not self.alone:  # gloo: no device synchronisation; a silent main process is named last
-            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.patience, self.calls, self.codes = 0.8 * timeout, 0, []
+        self.late = accelerator.device.type == "cuda" and self.world > 1
+        places = everyone(accelerator, [*place(), secrets.token_hex(4)])
+        self.deaths, self.token = Deaths([where for *where, _ in places]), places[0][-1]
+        if self.late:
+            self.copy = torch.empty(self.world, pin_memory=True)
+            self.arrived = torch.cuda.Event()
+        elif self.world > 1:  # its threads end in time
+            self.group = dist.new_group(timeout=timedelta(seconds=timeout))
 
-    def __call__(self, *flags):
-        """The largest of each flag over all ranks; a rank that does not answer is named."""
-        if self.alone:
-            return flags
-        began = time.monotonic()
+    def share(self, buffer, code):
+        """Sum `buffer` over the ranks; `read` gives the code of each."""
+        self.calls += 1
+        if self.world == 1:
+            self.codes = [code]
+            return
+        if code:
+            buffer[self.rank - self.world] = code
+        if self.late:
+            dist.all_reduce(buffer)
+            self.copy.copy_(buffer[-self.world :], non_blocking=True)
+            self.arrived.record()
+            self.codes = None
+            return
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+
+        def done():
+            with contextlib.suppress(RuntimeError):  # it takes longer, or is over
+                work.wait(timedelta(seconds=0.2))
+            return work.is_completed()
+
+        self._wait(done)
         try:
-            dist.monitored_barrier(self.group, timedelta(seconds=self.patience),
-                                   wait_all_ranks=True)
-        except RuntimeError as error:  # of a process that stands still, or has died
-            fault = self._fault(str(error).split("\n")[0], time.monotonic() - began)
+            work.wait()
+        except RuntimeError as error:
+            fault = self.deaths.story()[1] or "a rank is gone: its own message says why"
             raise RunError(f"{fault}; run the same command again.") from error
-        tensor = torch.tensor([int(flag) for flag in flags])
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
-        return tensor.tolist()
+        self.codes = [int(code) for code in buffer[-self.world :].tolist()]
 
-    def _fault(self, text, seconds):
-        """Whom the barrier's text means: the main process reads "Ranks 1, 2 failed"."""
-        named = re.search(r"Ranks? ([\d, ]*\d) failed", text)
-        ranks = f"rank {named[1] if named else 0}"
-        if seconds >= self.patience:
-            return f"{ranks} does not answer after {seconds:.0f} s"
-        return self.deaths.story()[1] or f"{ranks} closed its connection: its own message says why"
+    def read(self):
+        """What each rank said in the last `share`, once."""
+        if self.codes is None:
+            self._wait(self.arrived.query)
+            self.codes = [int(code) for code in self.copy.tolist()]
+        codes, self.codes = self.codes, []
+        return codes
+
+    def _wait(self, done):
+        """Wait for all ranks: say so in the store after a while; at the end look who has not."""
+        began, store = time.monotonic(), None
+        while not done():
+            waited = time.monotonic() - began
+            if self.deaths.ended.is_set():
+                raise RunError(f"{self.deaths.story()[1]}; run the same command again.")
+            if store is None and waited > min(1, self.patience / 2):
+                store = dist.distributed_c10d._get_default_store()
+                store.set(f"{self.token} {self.calls} {self.rank}", "waits")
+            if waited > self.patience:
+                silent = [str(rank) for rank in range(self.world)
+                          if not store.check([f"{self.token} {self.calls} {rank}"])]
+                who = f"rank {', '.join(silent)}" if silent else "the network"
+                signal.alarm(90)  # the end of this process may wait for the device, in vain
+                raise RunError(f"{who} does not answer after {waited:.0f} s; run the same command "
+                               "again.")
+            time.sleep(1e-5)
 
 
 class MixedAccelerator(Accelerator):
@@ -141,7 +184,7 @@ def usable_gpu():
     return kind != "mps"
 
 
-def make_accelerator():
+def make_accelerator(timeout=900):
     """An Accelerator with the policy of all stages; refuses what cannot train well.
 
     Batches are global, reductions float32, and nothing communicates behind the script's back.
@@ -161,7 +204,7 @@ def make_accelerator():
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timedelta(minutes=30)),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=max(1800, 2 * timeout))),
         ],
     )
     if accelerator.mixed_precision not in ("no", "bf16"):

@@ -1,4 +1,4 @@
-"""A run of one stage: its Accelerator and folder, the plumbing of the loop, signals and the end.
+"""A run of one stage: its Accelerator, the plumbing of the loop, signals and the end.
 
     with Run(cfg, "operator") as run:
         loader = run.loader(data)
@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import re
 import signal
 import sys
 import time
@@ -33,34 +32,22 @@ from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
 from ups.config import RunError, UsageError, check, flat
 from ups.data.find import names_of, refuse_other_data
-from ups.files import lock_folder, refuse_links, write_json
+from ups.files import write_json
 from ups.memory import require_memory
-from ups.train import dry_run
-from ups.train.checkpoint import (
-    checkpoints,
-    damage,
-    export_model,
-    gather_state,
-    read_checkpoint,
-    restore_state,
-    step_of,
-    whole,
-    write_checkpoint,
-)
-from ups.train.folder import begin_folder, leave_folder, take_folder
-from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, now, on_main
+from ups.train import checkpoint, dry_run, folder
+from ups.train.checkpoint import export_model, write_checkpoint
+from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on_main
 from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.tracking import Metrics, WandB
 
+BEGAN = time.monotonic()
 REPEATS = 5  # seconds in which one more signal is the same request
-
-
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
           "stride_t strides length val_trajectories")
 LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
-    "micro_batch": (0, math.inf), "workers": (0, math.inf), "lr": (1e-12, math.inf),
-    "weight_decay": (0, 1), "warmup": (0, math.inf), "grad_clip": (1e-9, math.inf),
-    "ema": (0, 0.99999), "noise": (0, 10), "noise_end": (0, 10), "sigma_mean": (-20, 20),
+    "micro_batch": (0, math.inf), "workers": (0, math.inf), "minutes": (0, math.inf),
+    "lr": (1e-12, math.inf), "weight_decay": (0, 1), "warmup": (0, math.inf), "ema": (0, 0.99999),
+    "grad_clip": (1e-9, math.inf), "noise": (0, 10), "noise_end": (0, 10), "sigma_mean": (-20, 20),
     "sigma_std": (1e-3, 20), "draws": (1, 64), "members": (2, 65536), "seed": (0, 2**31)}
 
 
@@ -84,6 +71,7 @@ class RunConfig:
     eval_every: int = 500        # steps between two validations
     save_every: int = 500        # steps between two checkpoints
     keep: int = 2                # checkpoints that are kept
+    minutes: float = 0.0         # in which to train, validate and test; sets --steps; 0: no limit
     timeout: int = 600           # seconds after which a rank that does not answer ends the run
     wandb: str = ""              # project of Weights & Biases; empty: none
     dry_run: bool = False        # take the last steps, evaluate, save, say what the run needs
@@ -94,55 +82,38 @@ class RunConfig:
 
             adopt(self)
         check(self, **{name: LIMITS[name] for name in vars(self) if name in LIMITS})
-        if not self.cache:
-            raise UsageError("--cache must name a folder.")
         if not self.run:
             object.__setattr__(self, "run", f"runs/{'+'.join(names_of(self))}")
 
 
 class Run:
     def __init__(self, cfg, stage):
-        if not re.fullmatch(r"\w[\w.+-]*(/\w[\w.+-]*)?", stage):
-            raise UsageError(f"the stage {stage!r} names a folder: use letters, digits, _ and -.")
         self.cfg, self.stage = cfg, stage
         self.folder = Path(cfg.run) / (f"{stage}.dry_run" if cfg.dry_run else stage)
         self.step = 0                # optimizer steps taken
         self.seconds = 0.0           # that earlier launches took for them
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
-        self.started = False
-        self.step_times = []         # before each step of a dry run
+        self.started, self.handlers = False, {}
         self.last_saved = self.lock = self.wandb = self.sampler = self.task = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
-        self.accelerator = make_accelerator()
-        self._check_batch_size()
-        torch.manual_seed(cfg.seed)  # the same weights on every rank
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        self.graphs = cfg.compile and self.accelerator.device.type == "cuda" and not sharded
-        self.agree = Agreement(self.accelerator, cfg.timeout)
-        self.previous = on_main(self.accelerator, self._take_folder)  # how the last launch ended
-        self.finished = self.previous.get("status") == "done"
-        if self.finished and (cfg.data or cfg.tasks):
-            on_main(self.accelerator, refuse_other_data, cfg)
-
-    def _take_folder(self):
-        refuse_links(self.folder, self.cfg.run)
-        self.lock = lock_folder(self.folder, "--run")
-        if self.cfg.dry_run:
-            dry_run.clear(self.folder)
-        try:
-            return take_folder(self.folder, flat(self.cfg), vars(RunConfig()).keys())
-        except UsageError:
-            self.lock.close()
-            raise
-
-    def _check_batch_size(self):
-        size, world = self.cfg.batch_size, self.accelerator.num_processes
+        self.accelerator = make_accelerator(cfg.timeout)
+        size, world = cfg.batch_size, self.accelerator.num_processes
         if size % world:
             low = size // world * world
             near = f"{low} or {low + world}" if low else f"{world}"
             raise UsageError(f"--batch_size {size} is not divisible by {world} processes; "
                              f"the nearest that are: {near}.")
+        torch.manual_seed(cfg.seed)  # the same weights on every rank
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.graphs = cfg.compile and self.accelerator.device.type == "cuda" and not sharded
+        self.agree = Agreement(self.accelerator, cfg.timeout)
+        self.previous = on_main(self.accelerator, folder.take, self, vars(RunConfig()).keys())
+        if cfg.minutes:
+            object.__setattr__(cfg, "steps", self.previous.get("steps", cfg.steps))
+        self.finished = self.previous.get("status") == "done"
+        if self.finished and (cfg.data or cfg.tasks):
+            on_main(self.accelerator, refuse_other_data, cfg)
 
     # ---- before the loop
 
@@ -191,43 +162,38 @@ class Run:
 
         `built_on` names what the stage is built on by fingerprint; another one is refused.
         """
-        self.parts = dict(model=model, optimizer=optimizer, ema=ema)
-        self.backward, self.built_on = backward, built_on
+        self.parts = dict(model=model, optimizer=optimizer.optimizer, ema=ema)
+        self.backward, self.built_on, given = backward, built_on, self.cfg.micro_batch
         if self.previous.get("status") == "out_of_memory":
             half = max(1, self.previous["micro_batch"] // 2)
-            backward.micro_batch = min(self.cfg.micro_batch or half, half)
-            backward.splits = 1
-        if self.cfg.dry_run:
-            self.step = self.sampler.start = max(0, self.cfg.steps - dry_run.length(self))
-            return
+            backward.micro_batch, backward.splits = min(given or half, half), 1
         newest = on_main(self.accelerator, self._newest)
         if newest is None:
             return
-        tensors, state = read_checkpoint(newest)
+        tensors, state = checkpoint.read_checkpoint(newest)
         for name, mark in built_on.items():
             if state["lineage"].get(name) != mark:
                 raise UsageError(f"{self.folder} was trained on another {name}; "
                                  "put it back, or give another --run.")
-        inner = optimizer.optimizer
-        restore_state(self.accelerator, tensors, state["optimizer"], model, inner, ema)
+        checkpoint.restore_state(self.accelerator, tensors, state["optimizer"], **self.parts)
         ema.updates.fill_(state["ema_updates"])
         ema.best_score = math.inf if state["best_score"] is None else state["best_score"]
-        known, given = state["micro_batch"], state["config"]["micro_batch"]
-        if known and given == self.cfg.micro_batch:  # a larger one ran out of memory
+        known = state["micro_batch"]
+        if known and given == state["config"]["micro_batch"]:  # a larger one ran out of memory
             backward.micro_batch = min(backward.micro_batch or known, known)
         backward.splits += state["oom_splits"]
-        self.step = self.sampler.start = state["step"]
+        self.step = self.sampler.start = self.last_saved = state["step"]
         self.seconds = state["seconds"]
-        self.last_saved = self.step
 
     def _newest(self):
-        for folder in checkpoints(self.folder / "checkpoints"):
-            fault = damage(folder)
+        """The newest checkpoint that is sound; the record is cut back to it (main process)."""
+        for found in checkpoint.checkpoints(self.folder / "checkpoints"):
+            fault = checkpoint.damage(found)
             if fault is None:
-                self.metrics.cut(step_of(folder))
-                print(f"resuming from {folder}")
-                return folder
-            print(f"{folder} is damaged ({fault}); going on from before it.", file=sys.stderr)
+                self.metrics.cut(checkpoint.step_of(found))
+                print(f"resuming from {found}")
+                return found
+            print(f"{found} is damaged ({fault}); going on from before it.", file=sys.stderr)
         self.metrics.cut(0)
         return None
 
@@ -235,21 +201,30 @@ class Run:
 
     def progress(self, loader):
         """The batches from here to the last step, with a progress bar; ends early when stopping."""
-        self.started, self.begun = True, time.monotonic()
+        cfg, main = self.cfg, self.accelerator.is_main_process
+        self.started, self.begun = True, time.monotonic() - self.seconds
+        self._catch_signals()
+        if cfg.dry_run:
+            dry_run.report(self, *(yield from dry_run.measure(self, self._steps(loader))))
+        if cfg.minutes and self.last_saved is None:
+            with dry_run.undone(self):
+                seconds = yield from dry_run.measure(self, self._steps(loader))
+            dry_run.fit_minutes(self, *seconds, time.monotonic() - BEGAN)
+        if main and cfg.wandb:
+            self.wandb = WandB(cfg.wandb, self.folder, flat(cfg), [self.stage])
+        if main and not self.finished:
+            rows = cfg.batch_size // self.accelerator.num_processes
+            folder.begin(self.folder, flat(cfg), self.backward.micro_batch or rows)
+        yield from self._steps(loader)
+        self._release_signals()
+
+    def _steps(self, loader):
         show = self.accelerator.is_main_process
-        self.bar = tqdm(total=self.cfg.steps, initial=self.step, disable=not show, unit="step",
-                        desc=self.stage, dynamic_ncols=True, smoothing=0.05,
-                        mininterval=0.5 if sys.stderr.isatty() else 20)
-        if self.cfg.wandb and show and not self.cfg.dry_run:
-            self.wandb = WandB(self.cfg.wandb, self.folder, flat(self.cfg), [self.stage])
-        if show and not self.finished:
-            rows = self.cfg.batch_size // self.accelerator.num_processes
-            begin_folder(self.folder, flat(self.cfg), self.backward.micro_batch or rows)
-        with self.bar, self._signals():
+        with tqdm(total=self.cfg.steps, initial=self.step, disable=not show, unit="step",
+                  desc=self.stage, dynamic_ncols=True, smoothing=0.05,
+                  mininterval=0.5 if sys.stderr.isatty() else 20) as self.bar:
             for batch in loader:
                 self.step, self.task = batch["step"] + 1, batch.get("task")
-                if self.cfg.dry_run:
-                    self.step_times.append(now())
                 yield batch
                 self.bar.update()
                 if self.stopping and self.last_saved != self.step:
@@ -257,28 +232,31 @@ class Run:
                                    f"could not be written; the last one is {self.last_saved}.")
                 if self.stopping:
                     raise Stopped(f"stopped by a signal at step {self.step}.")
-        if self.cfg.dry_run:
-            dry_run.report(self)
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
-        return self.step % steps == 0 or self.step == self.cfg.steps
+        due = self.step % steps == 0 or self.step == self.cfg.steps
+        if due:  # nothing is logged, judged or saved of a step in which a rank failed
+            self.backward.settle()
+        return due
 
     def log(self, values):
         """Record metrics of this step; a loss that is not finite ends the run on every rank."""
         values = {key: float(value) for key, value in values.items()}
-        self._check_finite(values.get("train/loss", 0.0))
-        if "train/loss" in values and self.backward.splits:
+        loss = values.get("train/loss")
+        self._check_finite(loss or 0.0)
+        if loss is not None and self.backward.splits:
             values["train/oom_splits"] = self.backward.splits
-        if self.accelerator.is_main_process:
-            self.metrics.write(self.step, values)
-            if self.wandb:
-                self.wandb.log(self.step, values)
-            if "train/loss" in values:
-                self.bar.set_postfix(loss=f"{values['train/loss']:.4f}", refresh=False)
-            else:
-                shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
-                self.bar.write(f"step {self.step}: {shown}")
+        if not self.accelerator.is_main_process:
+            return
+        self.metrics.write(self.step, values)
+        if self.wandb:
+            self.wandb.log(self.step, values)
+        if loss is not None:
+            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        else:
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+            self.bar.write(f"step {self.step}: {shown}")
 
     def _check_finite(self, value, name="loss"):
         if not math.isfinite(value):
@@ -286,23 +264,26 @@ class Run:
                                      f"({self._saved()}); lower --lr, or run `python -m ups.data "
                                      "validate` on the data.")
 
+    def _saved(self):
+        last = self.last_saved
+        return "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
+
     def save(self):
         """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
-        self._check_finite(float(self.backward.flat[-1]))
-        tensors = gather_state(self.accelerator, self.parts["model"],
-                               self.parts["optimizer"].optimizer, self.parts["ema"])
+        self.backward.settle()
+        self._check_finite(float(self.backward.mean))
+        tensors = checkpoint.gather_state(self.accelerator, **self.parts)
         if on_main(self.accelerator, self._write, tensors):
             self.last_saved = self.step
 
     def _write(self, tensors):
         self._check_finite(sum(float(t.sum()) for t in tensors.values()), "sum of all weights")
-        ema, best = self.parts["ema"], self.parts["ema"].best_score
-        groups = self.parts["optimizer"].optimizer.state_dict()["param_groups"]
-        state = {"step": self.step, "seconds": self._elapsed(), "optimizer": groups,
-                 "lineage": self.built_on, "ema_updates": float(ema.updates),
-                 "best_score": best if math.isfinite(best) else None,
-                 "micro_batch": self.backward.micro_batch if self.backward.splits else 0,
-                 "oom_splits": self.backward.splits, "config": flat(self.cfg)}
+        ema, splits = self.parts["ema"], self.backward.splits
+        state = {"step": self.step, "lineage": self.built_on, "config": flat(self.cfg),
+                 "optimizer": self.parts["optimizer"].state_dict()["param_groups"],
+                 "ema_updates": float(ema.updates), "seconds": self._elapsed(),
+                 "best_score": ema.best_score if math.isfinite(ema.best_score) else None,
+                 "micro_batch": self.backward.micro_batch if splits else 0, "oom_splits": splits}
         try:
             write_checkpoint(self.folder / "checkpoints", self.step, tensors, state, self.cfg.keep)
         except (OSError, SafetensorError) as error:
@@ -315,7 +296,7 @@ class Run:
         """Write `model/`, what the next stage loads: the live weights, the sizes of the model
         (`cfg.model`), and `about` (what the data are). Every rank calls."""
         model = self.accelerator.unwrap_model(model)
-        tensors = whole(self.accelerator, model.state_dict())
+        tensors = checkpoint.whole(self.accelerator, model.state_dict())
         kind = next(kind for kind in type(model).__mro__ if not hasattr(kind, "reshard"))  # FSDP2's
         sizes = {"model": dataclasses.asdict(self.cfg.model)} if hasattr(self.cfg, "model") else {}
         config = {"stage": self.stage, "class": kind.__name__, **sizes, **about,
@@ -328,8 +309,7 @@ class Run:
 
     # ---- signals and the end
 
-    @contextlib.contextmanager
-    def _signals(self):
+    def _catch_signals(self):
         """SIGTERM, SIGUSR1 (Slurm), SIGHUP, Ctrl-C: only set a flag; the next step agrees on it.
 
         Terminal, launcher and shell may each send it. A second Ctrl-C, seconds later, means: at
@@ -347,13 +327,14 @@ class Run:
 
         numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
         numbers -= {n for n in numbers if signal.getsignal(n) == signal.SIG_IGN}  # nohup
-        before = {number: signal.signal(number, ask) for number in numbers}
-        try:
-            yield
-        finally:
-            if not (self.stopping or self.stop_requested):  # else it may come again, to the end
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        self.handlers = {number: signal.signal(number, ask) for number in numbers}
+
+    def _release_signals(self):
+        """After the last step, or when the end is written: a launcher whose rank has died must not
+        end this one before; and where a stop was asked for, it may be asked for again."""
+        if not (self.stopping or self.stop_requested):
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
 
     def __enter__(self):
         return self
@@ -362,27 +343,26 @@ class Run:
         try:
             self._finish(error)
         finally:
+            self._release_signals()
             if self.lock:
                 self.lock.close()
 
     def _finish(self, error):
-        if error is None:
-            if not self.finished:
-                self._end("done", "", code=0)
-            self.accelerator.end_training()
-        elif self.cfg.dry_run:
+        main = self.accelerator.is_main_process
+        if error is not None and self.cfg.dry_run:
             dry_run.end(self, error)
-        elif isinstance(error, Stopped):
-            self._end("stopped", str(error), code=143)
+        elif error is None or isinstance(error, Stopped):
+            if not self.finished:
+                self._end("stopped" if error else "done", str(error or ""), 143 if error else 0)
             self.accelerator.end_training()
-            if self.accelerator.is_main_process:
+            if error and main:
                 print(f"{error} Run the same command again to go on.", file=sys.stderr)
-            sys.exit(143)
+            if error:
+                sys.exit(143)
         elif self.started and not isinstance(error, PeerFailed):
             self._failed(error)
-        elif isinstance(error, UsageError):
-            if self.accelerator.is_main_process:
-                leave_folder(self.folder)
+        elif isinstance(error, UsageError) and main:
+            folder.leave(self.folder)
         elif self.wandb:
             self.wandb.finish(1)
 
@@ -391,26 +371,22 @@ class Run:
         memory, death = is_out_of_memory(error), ""
         if isinstance(error, RuntimeError | RunError) and not memory:  # of a lost connection?
             memory, death = self.agree.deaths.story()
-        reason = "".join(traceback.format_exception_only(error)).strip()
-        reason = death or f"rank {self.accelerator.process_index}: {reason}"
+        own = "".join(traceback.format_exception_only(error)).strip()
+        reason = death or f"rank {self.accelerator.process_index}: {own}"
         if isinstance(error, UsageError) and not self.accelerator.is_main_process:
             print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
         if isinstance(error, KeyboardInterrupt):
             reason = f"stopped at once at step {self.step}; {self._saved()}"
-            self._end("stopped", reason, code=1)
+            self._end("stopped", reason, 1)
             raise KeyboardInterrupt(reason) from None
-        self._end("out_of_memory" if memory else "failed", reason, code=1)
+        self._end("out_of_memory" if memory else "failed", reason, 1)
         if death:  # told now, before a launcher ends us too
             print(f"error: {death}; run the same command again.", file=sys.stderr)
             raise PeerFailed(death) from None
 
     def _elapsed(self):
         """Seconds since the first step, over all launches that count."""
-        return self.seconds + time.monotonic() - self.begun
-
-    def _saved(self):
-        last = self.last_saved
-        return "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
+        return time.monotonic() - self.begun
 
     def _end(self, status, reason, code):
         # Any rank may fail. The first one is the cause; others lose their connection after it.

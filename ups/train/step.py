@@ -4,12 +4,12 @@ The gradient is that of  (1 / B) sum_i loss_i  over the global batch of B rows, 
 processes share it and in however many chunks of `micro_batch` rows each computes its part:
 
     zero the gradients -> every chunk forward and backward, locally, no collective
-                       -> one agreement: did a rank fail, was one asked to stop, memory
-                       -> one SUM all-reduce of all gradients and the loss
+                       -> one SUM all-reduce of all gradients, the loss, and what each rank says:
+                          it failed, it was asked to stop, its memory ran out
 
-All gradients live in one flat buffer: one call zeroes them, one reduces them, and CUDA graphs may
-write into them. Weights that only other tasks use get none, and the optimizer leaves them alone.
-FSDP2 has its own reduction inside backward, which averages over the processes.
+All of these lie in one flat buffer: one call zeroes them, one reduces them, and CUDA graphs may
+write into them. Weights that only other tasks use get no gradient, and the optimizer leaves them
+alone. FSDP2 has its own reduction inside backward, which averages over the processes.
 """
 
 import collections
@@ -18,7 +18,6 @@ import functools
 import sys
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import DistributedType
 
 from ups.config import UsageError
@@ -26,6 +25,7 @@ from ups.models import precision
 from ups.models.precision import products
 from ups.train.ranks import PeerFailed
 
+STOP, FAILED = 32, 64  # what a rank says in a step, besides how often its memory ran out
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory",  # the second of the host
                  "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -120,63 +120,74 @@ class Backward:
         self.splits = 0  # how often memory ran out so far, on any rank
         self.graphs = {} if run.graphs else None  # shape -> (its inputs, its computation)
         self.checked = False  # whether the model has been seen to leave its buffers alone
-        params = [p for p in model.parameters() if p.requires_grad]
-        self.params, self.grads = params, []
+        self.params = params = [p for p in model.parameters() if p.requires_grad]
         self.used = {}  # task -> pairs of its weights and their gradients; the others' have none
-        if self.sharded:
-            self.flat = torch.zeros(1, dtype=params[0].dtype, device=self.accelerator.device)
-            return
-        sizes = [-(-p.numel() // 64) * 64 for p in params]  # aligned, for vectorised optimizers
-        self.flat = torch.zeros(sum(sizes) + 1, dtype=params[0].dtype, device=params[0].device)
-        for p, part in zip(params, self.flat[:-1].split(sizes), strict=True):
-            self.grads.append(part[: p.numel()].view_as(p))
+        # aligned, for vectorised optimizers; then the loss and what each rank says
+        sizes = [] if self.sharded else [-(-p.numel() // 64) * 64 for p in params]
+        world = self.accelerator.num_processes
+        device = self.accelerator.device if self.sharded else params[0].device
+        self.flat = torch.zeros(sum(sizes) + 1 + world, dtype=params[0].dtype, device=device)
+        *parts, self.mean, _ = self.flat.split([*sizes, 1, world])
+        self.grads = [part[: p.numel()].view_as(p) for p, part in zip(params, parts, strict=False)]
 
     def __call__(self, batch):
-        rows = len(batch["rows"])
+        self.settle()
+        rows, splits = len(batch["rows"]), 0
         self.micro_batch = min(self.micro_batch or rows, rows)
         error = self._attempt(batch, rows)
         while is_out_of_memory(error) and self.micro_batch > 1 and not self.sharded:
             error = None  # its traceback pins the memory that is wanted back
-            self._free()
-            self.micro_batch = (self.micro_batch + 1) // 2
-            self.splits += 1
+            self._split(1)
+            splits += 1
             print(f"rank {self.accelerator.process_index}: out of memory at step {self.run.step}; "
                   f"going on with {self.micro_batch} rows at a time.", file=sys.stderr)
             error = self._attempt(batch, rows)
         if error is not None and self.sharded:
             raise error  # the others wait in FSDP2's own collectives and would never agree
-
-        failed, stop, smallest, self.splits = self.run.agree(
-            error is not None, self.run.stop_requested, -self.micro_batch, self.splits)
+        code = splits + STOP * self.run.stop_requested + FAILED * (error is not None)
+        self.run.agree.share(self.flat, code)
         if error is not None:
+            self.run.agree.read()  # so that the others have heard it
             raise error
-        if failed:
-            raise PeerFailed("another rank failed in this step; its own message says why.")
-        self.run.stopping = bool(stop)
-        if -smallest < self.micro_batch:
-            self._free()  # graphs of the larger size are of no more use
-            self.micro_batch = -smallest
+        if not self.run.agree.late:
+            self.settle()
+        return self.mean.clone()[0]
 
-        if self.accelerator.num_processes > 1:
-            dist.all_reduce(self.flat)  # sums
-        return self.flat[-1].clone()
+    def settle(self):
+        """Do what all ranks do about what each said in the last step; they all come here at once.
+
+        A smaller micro-batch is adopted, a stop agreed; where a rank failed, all end.
+        """
+        codes = self.run.agree.read() or [0] * self.accelerator.num_processes
+        if max(codes) >= FAILED:
+            raise PeerFailed("another rank failed in this step; its own message says why.")
+        self.run.stopping |= max(codes) >= STOP
+        splits = [code % STOP for code in codes]
+        self._split(max(splits) - splits[self.accelerator.process_index])
+
+    def _split(self, times):
+        """Halve the micro-batch so many times; CUDA graphs of the larger one are of no more use."""
+        for _ in range(times):
+            self.micro_batch = (self.micro_batch + 1) // 2
+            self.splits += 1
+            if self.graphs is not None:
+                self.graphs.clear()
+            if self.accelerator.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _attempt(self, batch, rows):
         """All chunks from zero gradients; return the exception, if there is one."""
         try:
+            self.flat.zero_()
             check_batch(batch, rows)
             before = None if self.checked else buffers(self.model)
-            self.flat.zero_()
             for p in self.params:
                 p.grad = None
             for start in range(0, rows, self.micro_batch):
-                chunk = {key: value[start : start + self.micro_batch]
-                         if torch.is_tensor(value) else value
+                part = slice(start, start + self.micro_batch)
+                chunk = {key: value[part] if torch.is_tensor(value) else value
                          for key, value in batch.items() if key != "step"}
-                if self.graphs is None:
-                    self._chunk(chunk, rows)
-                else:
-                    self._replay(chunk, rows)
+                (self._chunk if self.graphs is None else self._replay)(chunk, rows)
             if not self.checked:
                 check_buffers(before, buffers(self.model))
                 self.checked = True
@@ -188,18 +199,17 @@ class Backward:
         return None
 
     def _chunk(self, chunk, rows):
-        world = self.accelerator.num_processes
+        world, cuda = self.accelerator.num_processes, self.accelerator.device.type == "cuda"
         sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
-        cuda = self.accelerator.device.type == "cuda"
         with sync:
             with products("highest"):
                 losses = self.loss(self.model, chunk)
-                check_losses(losses, chunk)
+                check_losses(losses, len(chunk["rows"]))
                 loss = losses.sum() / (rows * world)
             # FSDP2 averages the gradients over the processes, we want their sum
             with products(precision.BACKWARD if cuda else "highest"):
                 self.accelerator.backward(loss * world if self.sharded else loss)
-        self.flat[-1] += loss.detach()
+        self.mean += loss.detach()
         if not self.sharded:  # collect the gradients, all in one launch
             self.used[chunk.get("task")] = used = [
                 (p, grad) for p, grad in zip(self.params, self.grads, strict=True)
@@ -224,12 +234,6 @@ class Backward:
                              non_blocking=True)
         replay()
 
-    def _free(self):
-        if self.graphs is not None:
-            self.graphs.clear()
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.empty_cache()
-
 
 # ---- what a copy of a script may forget
 
@@ -246,23 +250,22 @@ def check_batch(batch, rows):
                              f"CUDA graph: make it a tensor of {rows} rows.")
 
 
-def check_losses(losses, chunk):
-    rows = len(chunk["rows"])
-    if not torch.is_tensor(losses) or losses.shape != (rows,):
-        shape = f"the shape {tuple(losses.shape)}" if torch.is_tensor(losses) else "no tensor"
+def check_losses(losses, rows):
+    shape = f"the shape {tuple(losses.shape)}" if torch.is_tensor(losses) else "no tensor"
+    if shape != f"the shape {(rows,)}":
         raise UsageError(f"the loss has {shape} for {rows} rows: return one value per row, not "
                          f"their mean: ({rows},).")
 
 
-def buffers(model):
-    """Which tensor each buffer is, and how often it has been written."""
-    return {name.removeprefix("module."): (id(buffer), buffer._version)
-            for name, buffer in model.named_buffers()}
-
-
 def check_buffers(before, after):
-    for name in before:
-        if before[name] != after.get(name):
+    """Each is a list of names, tensors and how often they have been written."""
+    for (name, *old), (_, *new) in zip(before, after, strict=True):
+        if old != new:
+            name = name.removeprefix("module.")
             raise UsageError(f"the model changes its buffer {name} in training, as BatchNorm does: "
                              "ranks would differ, and averaged weights not fit it; use a norm "
                              "without statistics, such as GroupNorm.")
+
+
+def buffers(model):
+    return [(name, id(buffer), buffer._version) for name, buffer in model.named_buffers()]

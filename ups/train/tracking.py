@@ -42,11 +42,8 @@ class Metrics:
 
     def read(self):
         """All whole lines; a last line that a kill cut short is dropped."""
-        if not self.path.exists():
-            return []
-        found = []
-        lines = self.path.read_text(errors="replace").split("\n")[:-1]
-        for number, line in enumerate(lines, 1):
+        text, found = self.path.read_text(errors="replace") if self.path.exists() else "", []
+        for number, line in enumerate(text.split("\n")[:-1], 1):
             try:
                 found.append(json.loads(line))
                 found[-1]["step"]
@@ -64,34 +61,40 @@ class WandB:
     """Accelerate's W&B tracker, resumed by the id that is kept in the stage's folder."""
 
     def __init__(self, project, folder, config, tags):
-        self.live = True
-        self._guarded("start", self._start, project, folder, config, tags)
-
-    def _start(self, project, folder, config, tags):
-        stored = folder / "wandb_id"
+        self.live, stored = True, folder / "wandb_id"
         if not stored.exists():
             stored.write_text(secrets.token_hex(4))
-        self.tracker = WandBTracker(
-            project, id=stored.read_text(), resume="allow", dir=str(folder), config=config,
-            name=f"{folder.parent.name}/{folder.name}", group=folder.parent.name, tags=tags)
-        self.tracker.start()
+
+        def start():
+            self.tracker = WandBTracker(
+                project, id=stored.read_text(), resume="allow", dir=str(folder), config=config,
+                name=f"{folder.parent.name}/{folder.name}", group=folder.parent.name, tags=tags)
+            self.tracker.start()
+
+        self._try("start", start)
 
     def log(self, step, values):
-        self._guarded("log", lambda: self.tracker.log(values, step=step))
+        self._try("log", lambda: self.tracker.log(values, step=step))
 
     def finish(self, exit_code):
         """End with the true state: 0 finished, anything else failed."""
-        self._guarded("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
+        self._try("finish", lambda: self.tracker.run.finish(exit_code=exit_code))
         self.live = False
 
-    def _guarded(self, what, call, *args):
-        """Call W&B in a thread of its own; training neither waits for ever nor fails with it."""
-        if not self.live:
-            return
-        if fault := fault_of(lambda: call(*args), PATIENCE):
+    def _try(self, what, call):
+        """Call W&B; training neither waits for ever nor fails with it."""
+        if self.live and (fault := fault_of(call, PATIENCE)):
             self.live = False
             print(f"W&B did not {what} ({fault}); the run goes on without it, its record is "
                   "metrics.jsonl.", file=sys.stderr)
+            fault_of(leave, 1)
+
+
+def leave():
+    """Let W&B wait for its own process here, for it would else do so at exit, for ever."""
+    import wandb
+
+    wandb.teardown(1)
 
 
 def fault_of(call, patience):
@@ -107,6 +110,4 @@ def fault_of(call, patience):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(patience)
-    if thread.is_alive():
-        faults.append(f"no answer in {patience} s")
-    return faults[0] if faults else ""
+    return faults[0] if faults else f"no answer in {patience} s" * thread.is_alive()
