@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ups.config import UsageError
-from ups.data.stores import Unrecognised
 from ups.data.well import is_well, open_well
 
 X, Y = 6, 4
@@ -90,7 +89,7 @@ def test_what_is_not_the_well(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["u"] = np.zeros((2, 3, 4))
     assert not is_well(tmp_path / "a.h5") and not is_well(tmp_path)
-    with pytest.raises(Unrecognised, match="no group dimensions"):
+    with pytest.raises(UsageError, match="a.h5 cannot be read .*'dimensions' doesn't exist"):
         open_well(tmp_path / "a.h5")
     assert open_well(tmp_path) == []
     write_well(tmp_path / "b.h5")

@@ -89,16 +89,15 @@ def _sort(f, variables, main, sizes, params):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
     for one in variables:
-        why, n = "", one.shape[-1]
+        why = ""
         axis = next((axis for axis in (*sizes, "channel") for short in [
             "t" if axis == "time" else axis] if one.name in (axis, short, f"{short}-coordinate")
             and len(one.shape) <= 2 and not {*one.axes} & space - {axis}), None)  # else a field `t`
         one = replace(one, axes=one.axes or _guess(one, main, sizes))
-        if axis == "time" and n in (sizes[axis], sizes[axis] + 1) or one.shape == (
-                sizes.get(axis),):
-            points[axis] = f[one.name][()]
-        elif axis:
-            why = f"it does not hold the points of {axis}" * (axis != "channel")
+        if axis in sizes:
+            points[axis] = np.asarray(f[one.name])
+        elif axis:  # names of the channels, which are facts
+            continue
         elif one.kind not in "fiub":
             why = "it holds no real numbers"
         elif one.axes == ("sample",):

@@ -88,7 +88,7 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     """
     space = tuple(axis for axis in sizes if axis not in ("sample", "time"))
     samples, frames, warnings = sizes.get("sample", 1), sizes.get("time", 2), list(warnings)
-    dt, domain, columns = said.get("dt"), said.get("domain"), []
+    dt, domain, columns, coordinates = said.get("dt"), said.get("domain"), [], {}
     for name, (one, k) in (channels | inputs).items():
         if one.kind not in "fiub" or len(one.axes) != len(one.shape) or any(
                 k >= n if axis == "channel" else axis != "row" and sizes[axis] != n
@@ -96,9 +96,15 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
             raise UsageError(f"{path}: {name} is {one} of kind {one.kind}, which are no numbers "
                              f"over {samples} samples, {frames} frames, "
                              f"{' x '.join(str(sizes[axis]) for axis in space)} points.")
-    times = points.pop("time", None)
+    for axis, x in points.items():
+        n, shape = sizes[axis], x.shape[-1:] if axis == "time" else x.shape
+        if x.dtype.kind in "fiu" and shape in ((n,), (n + (axis == "time"),)):
+            coordinates[axis] = x[..., :n]
+        else:
+            warnings.append(f"coordinates {axis} {x.shape} are passed over: it has {n} points.")
+    times = coordinates.get("time")
     if times is not None:
-        times, step = even_times(times[..., :frames], path)
+        times, step = even_times(times, path)
         if dt and not math.isclose(dt, step, rel_tol=1e-2):
             raise UsageError(f"{path}: dt is said to be {dt:g}, but its frames are {step:g} apart; "
                              "say what is true.")
@@ -106,8 +112,8 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     elif not dt and not said.get("steady"):
         warnings.append("nothing says the time between frames; it is taken as 1 (say dt).")
     if domain is None:
-        domain = tuple(ends(points[axis], axis, warnings) if axis in points else (0.0, 1.0)
-                       for axis in space)
+        domain = tuple(ends(coordinates[axis], axis, warnings)
+                       if axis in coordinates else (0.0, 1.0) for axis in space)
     for name, value in params.items():
         value = np.asarray(value, np.float64)
         if value.size not in (1, samples) or not np.isfinite(value).all():

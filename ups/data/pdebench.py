@@ -150,14 +150,11 @@ def open_pdebench(path, name=None):
         main, _ = sources[task.facts.channels[0]]
         sizes = {"sample": len(groups)} | {axis: n for axis, n in zip(
             main.axes, main.shape, strict=True) if axis not in ("row", "channel")}
-        for axis, n in [*sizes.items()][1:]:
+        for axis in [*sizes][1:]:
             short = "t" if axis == "time" else axis
             for key in (f"{first}grid/{short}", f"{short}-coordinate", short):
-                if key in f and f[key].shape[-1] not in (n, n + 1):
-                    raise UsageError(f"{path}: {n} points of {short} need as many coordinates, or "
-                                     f"one more, in {key}; it has {f[key].shape[-1]}.")
                 if key in f:
-                    points[axis] = f[key][()][..., :n]
+                    points[axis] = f[key][()]
         if {*task.facts.axes} <= {*points}:
             del facts["domain"]
         said = _said(f, first)

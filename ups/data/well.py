@@ -17,7 +17,7 @@ import numpy as np
 
 from ups.data.facts import understand
 from ups.data.file import found
-from ups.data.stores import HDF5, Unrecognised, Variable, opened
+from ups.data.stores import HDF5, Variable, opened
 
 SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of folders
 GROUPS = {"dimensions", "t0_fields", "t1_fields", "t2_fields"}
@@ -51,8 +51,6 @@ def _paths(path):
 def _open(path, split):
     channels, inputs, params, vectors = {}, {}, {}, []
     with opened(path) as f:
-        if missing := GROUPS - {*f}:
-            raise Unrecognised(f"{path}: no file of The Well, as it has no group {min(missing)}.")
         space = _names(f["dimensions"], "spatial_dims")
         points = {axis: np.atleast_2d(f[f"dimensions/{axis}"][()])[0] for axis in space}
         points["time"] = f["dimensions/time"][()]

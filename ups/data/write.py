@@ -188,9 +188,9 @@ def new_file(path, check=None):
         except UsageError as error:
             raise UsageError(str(error).replace(str(partial), str(path))) from None
         except (OSError, RuntimeError) as error:  # h5py: a RuntimeError on closing
-            if getattr(error, "errno", None) not in DISK and "errno = " not in str(error):
-                raise
-            raise UsageError(f"{path} cannot be written ({' '.join(str(error).split())}); make "
-                             "room, or choose another folder.") from None
+            if getattr(error, "errno", None) in DISK or "errno = " in str(error):
+                raise UsageError(f"{path} cannot be written ({' '.join(str(error).split())}); "
+                                 "make room, or choose another folder.") from None
+            raise
         finally:
             partial.unlink(missing_ok=True)
