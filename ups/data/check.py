@@ -217,14 +217,15 @@ def proposals(fields):
             yield f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?"
         if name not in facts.positive and low >= 0:
             yield f"{name} is never below {low:.3g}: add positive = {name}?"
-    said = {axis for axis, _ in facts.mirrors}
+    if len(look.rows) < 4 * LEAST or facts.inputs:
+        return
     signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
-    enough = len(look.rows) >= 4 * LEAST and not facts.inputs
-    for k, axis in enumerate(facts.axes):
-        for odd in signs if enough and axis not in said else ():
-            chance, share, _ = mirror_doubt(seen, k, odd)
+    for axis in sorted({*facts.axes, ""} - {axis for axis, _ in facts.mirrors}):
+        place = facts.axes.index(axis) if axis else None
+        for odd in signs:
+            chance, share, _ = mirror_doubt(seen, place, odd)
             if chance > 0.1 and share:
-                yield f"the data do not contradict the {_mirror(axis, odd)}: add it to mirrors?"
+                yield f"{_mirror(axis, odd)} is not contradicted: add it to mirrors?"
                 break
 
 

@@ -213,21 +213,23 @@ def _error_curve(axis, tables):
 
 def draw_data(figure, fields):
     """Each channel in a row: four trajectories over (x, t), or five frames of the first."""
-    facts, times = fields.facts, fields.files[0].times[fields.frames.start:]
+    facts, times = fields.facts, fields.files[0].times[list(fields.frames)]
+    options = {}
     if len(facts.grid) == 1:
         panels = {f"trajectory {row}": fields.read([row]).numpy()[0].swapaxes(0, 1)
                   for row in range(min(4, len(fields)))}
+        options = {"aspect": "auto", "extent": (*facts.domain[0], times[0], times[-1])}
     else:
         step = slice(int(facts.steady), None, max(1, (facts.frames - 1) // 4))
         u = fields.read([0], step).numpy()[0]
         u = u[:, :, u.shape[2] // 2] if len(facts.grid) == 3 else u  # the middle plane
-        panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=False)}
+        panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=True)}
     values = np.stack([*panels.values()], 1)  # (C, panels, *plane)
     figure.set_size_inches(2.2 * len(panels) + 1, 2.2 * len(values) + 0.4)
     grid = figure.subplots(*values.shape[:2], squeeze=False)
     for axes, name, row in zip(grid, facts.channels, values, strict=True):
-        _images(axes, [(u, row.min(), row.max(), "viridis") for u in row], bars=False,
-                aspect="auto")
+        _images(axes, [(u, row.min(), row.max(), "viridis") for u in row], False, **options)
         figure.colorbar(axes[0].images[0], ax=axes.tolist(), label=name)
     for axis, title in zip(grid[0], panels, strict=True):
         axis.set_title(title)
+    grid[-1, 0].set(xlabel=facts.axes[-1], ylabel="time" if options else facts.axes[-2])
