@@ -1,0 +1,188 @@
+"""Does a roll-out pay?  Solver, coarser solver, U-Net and operator: trajectories per second, error.
+
+    python -m benchmarks.rollout --task swe2d diffreact2d ns2d --seconds 40     # a GPU, 8 minutes
+    python -m benchmarks.rollout --task burgers1d --run runs/burgers1d          # CPU: a trained run
+
+Makes the data, trains an operator with `--strides` for some seconds of steps, lets it choose plans
+and precision on the validation split, and times the way from the first frame to the last one:
+encode, step, decode. Every plan is a row. On CUDA the operator is compiled and a whole roll-out is
+one graph; the solver runs in float32 with its largest stable steps and replays a graph of its step.
+Seconds are the best of some repeats, for a batch and alone. A U-Net follows where time is left.
+Errors are the nRMSE of the last frame over the test split.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+import train_operator as script
+from benchmarks import scripts
+from benchmarks.accuracy import make_data
+from benchmarks.baselines import conditions, load_baseline, train_baseline
+from benchmarks.budget import VAL, WARMUP, steps_within, trial_steps
+from benchmarks.chosen import flags_of
+from benchmarks.speed import by_baseline, by_solver, timed
+from benchmarks.tables import device_name, heading, row
+from ups.config import check, command, parse
+from ups.data.find import open_fields
+from ups.eval.metrics import NRMSE, nrmse
+from ups.files import write_json
+from ups.latents import open_tasks
+from ups.models.precision import products
+from ups.rollout import waves, within
+from ups.simulator import Simulator
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: tuple[str, ...] = ("swe2d", "diffreact2d", "ns2d")
+    seconds: float = 40.0        # of training steps of each operator
+    strides: tuple[int, ...] = (1, 2, 4, 8)  # that it learns
+    flags: str = "--model.dim 96 --model.kernel 3 --ema 0.999 --lr 4e-3 --batch_size 64"  # others
+    run: str = ""                # measure this run, and train none
+    unet_seconds: float = 20.0   # of training steps of each U-Net; 0: none
+    limit: float = 400.0         # seconds after which no U-Net is begun
+    precision: str = ""          # float32, tf32, bfloat16; empty: as validation chose
+    preset: str = ""             # of the data; empty: medium on a GPU, small on a CPU
+    batch: int = 64              # trajectories together
+    repeats: int = 5             # the best counts
+    device: str = ""             # cpu: leave the GPU alone
+    out: str = "benchmarks/results/rollout"  # folder of data and runs
+    seed: int = 0                # of data and weights
+
+    def __post_init__(self):
+        check(self, seconds=(0.1, 1e6), unet_seconds=(0, 1e6), batch=(1, 2**20),
+              repeats=(1, 10**6), seed=(0, 2**31))
+
+
+def train(cfg, task, data, out):
+    """An operator, for as many steps as take the seconds; the folder of its run."""
+    cuda = torch.cuda.is_available()
+    for name in ("probe", "run"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+    def words(name, steps):
+        return [*shlex.split(cfg.flags), *scripts.argv({
+            "run": out / name, "data": data, "tasks": task, "cache": out / "cache", "steps": steps,
+            "strides": cfg.strides, "eval_every": -(-steps // 2), "save_every": steps,
+            "log_every": max(1, steps // 10), "val_trajectories": VAL, "seed": cfg.seed,
+            "warmup": max(1, round(WARMUP * steps)), "compile": cuda})]
+
+    few, count = trial_steps(cuda)
+    few *= len(cfg.strides)  # each is compiled and captured
+    step = 1 / scripts.speed(script, words("probe", few + count), count,
+                             validate=lambda *args: {"val/nrmse_rollout": math.inf},
+                             test_operator=lambda *args: None)
+    scripts.run(script, words("run", steps_within(cfg.seconds, step)))
+    return out / "run"
+
+
+def measure(cfg, fields, models, cuda):
+    """Print and return the rows of some models {name: (function, steps)}."""
+    device = torch.device("cuda" if cuda else "cpu")
+    chosen = fields.split("test")
+    first, truth = (fields.read(chosen, part)[:, 0].to(device)
+                    for part in (slice(1), slice(-1, None)))
+    cond = conditions(fields, chosen, device)
+    used, rows = min(len(chosen), cfg.batch), []
+    for name, (function, steps) in models.items():
+        seconds = {}
+        for batch in (1, cfg.batch):
+            fill = torch.arange(batch, device=device) % len(chosen)
+            last, seconds[batch] = timed(function, first[fill], cond[fill],
+                                         cuda and name == "U-Net", cfg.repeats)
+        error = nrmse(last[:used, None], truth[:used, None]).mean().item()
+        a_step = 1e6 * seconds[cfg.batch] / cfg.batch / steps if steps else math.nan
+        rows.append((name, cfg.batch / seconds[cfg.batch], 1e3 * seconds[1], error, a_step))
+        show(rows[-1], rows[0])
+    return rows
+
+
+def show(one, solver):
+    name, rate, alone, error, a_step = one
+    row(name, f"{rate:.0f}", f"{rate / solver[1]:.2f}", f"{alone:.2f}",
+        f"{solver[2] / alone:.2f}", f"{error:.2e}", f"{a_step:.1f}")
+
+
+def by_operator(sim, name, longest, frames):
+    """As the Simulator rolls out, whole batches at a time."""
+    task, index = sim.tasks[name], list(sim.tasks).index(name)
+
+    def roll(u, cond):
+        key = index, (frames,), longest, sim.precisions[name], len(u)
+        return sim._replay(key, [u, cond[:, 1:], None])[:, -1]
+
+    return roll, len(waves([frames], within(task.plans, longest)))
+
+
+@products("highest")
+def main(argv=None):
+    cfg, begin = parse(Config, argv, __doc__), time.monotonic()
+    if cfg.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    cuda, tables, folders = torch.cuda.is_available(), {}, {}
+    preset = cfg.preset or ("medium" if cuda else "small")
+
+    def title(task, fields):
+        facts = fields.facts
+        heading(f"{task}, {' x '.join(map(str, facts.grid))} points, {facts.frames - 1} steps of "
+                f"the data to the last frame, {device_name()}, batch of {cfg.batch}", "",
+                "per second", "x solver", "alone, ms", "x solver", "nRMSE", "us a step")
+
+    for task in cfg.task:
+        out = Path(cfg.out).resolve() / task
+        if cfg.run:
+            sim = Simulator.load(cfg.run, compile=cuda, precision=cfg.precision or None)
+            fields = next(one.fields for one in open_tasks(Accelerator(), sim.operator.settings)
+                          if one.name == task)
+        else:
+            settings = dataclasses.replace(cfg, preset=preset)
+            data, _ = make_data(task, settings, out)
+            folders[task] = str(data)
+            run = train(cfg, task, data, out)
+            torch.compiler.reset()  # each model would count as one more recompilation
+            print(f"{task}: trained at {time.monotonic() - begin:.0f} s", flush=True)
+            sim = Simulator.load(run, compile=cuda, precision=cfg.precision or None)
+            fields = open_fields(task, data)
+        facts = fields.facts
+        models = {"solver" if k == 1 else f"solver, 1/{k} of the points":
+                  (by_solver(task, fields, k), 0) for k in (1, 2)}
+        models |= {f"operator, steps of {n}, {sim.precisions[task]}":
+                   by_operator(sim, task, n, facts.frames - 1) for n in sim.tasks[task].plans}
+        title(task, fields)
+        with torch.inference_mode():
+            tables[task] = fields, measure(cfg, fields, models, cuda)
+    for task in folders if cfg.unet_seconds else ():
+        if time.monotonic() - begin > cfg.limit:
+            print(f"{task}: no time is left for a U-Net.")
+            continue
+        folder, fields = Path(cfg.out).resolve() / task / "unet", tables[task][0]
+        folder.mkdir(parents=True, exist_ok=True)
+        cell = {"kind": "unet", "flags": flags_of("unet", task), "task": task, "split": "test",
+                "folder": folders[task], "seconds": cfg.unet_seconds, "seed": cfg.seed}
+        train_baseline(cell, folder)
+        write_json(folder / "result.json", cell)
+        net, steps = load_baseline(folder, "cuda" if cuda else "cpu"), fields.facts.frames - 1
+        if cuda:
+            net.compile(dynamic=False)
+        with torch.inference_mode():
+            tables[task][1].extend(measure(cfg, fields, {"U-Net": (by_baseline(net, steps), steps)},
+                                           cuda))
+    print(f"\n--- tables, after {time.monotonic() - begin:.0f} s")
+    for task, (fields, rows) in tables.items():
+        title(task, fields)
+        for one, solver in zip(rows, itertools.repeat(rows[0]), strict=False):
+            show(one, solver)
+    print(f"\n{NRMSE}.")
+
+
+if __name__ == "__main__":
+    command(main)
