@@ -26,9 +26,8 @@ from accelerate import Accelerator
 import train_operator as script
 from benchmarks import scripts
 from benchmarks.accuracy import make_data
-from benchmarks.baselines import conditions, load_baseline, train_baseline
+from benchmarks.baselines import chosen_for, conditions, load_baseline, train_baseline
 from benchmarks.budget import VAL, WARMUP, steps_within, trial_steps
-from benchmarks.chosen import flags_of
 from benchmarks.speed import by_baseline, by_solver, timed
 from benchmarks.tables import device_name, heading, row
 from ups.config import check, command, parse
@@ -46,7 +45,7 @@ class Config:
     task: tuple[str, ...] = ("swe2d", "diffreact2d", "ns2d")
     seconds: float = 40.0        # of training steps of each operator
     strides: tuple[int, ...] = (1, 2, 4, 8)  # that it learns
-    flags: str = "--model.dim 96 --model.kernel 3 --ema 0.999 --lr 4e-3 --batch_size 64"  # others
+    flags: str = "--size s --batch_size 64 --ema 0.999 --noise_end 8e-4"  # other flags
     run: str = ""                # measure this run, and train none
     unet_seconds: float = 20.0   # of training steps of each U-Net; 0: none
     limit: float = 400.0         # seconds after which no U-Net is begun
@@ -158,7 +157,7 @@ def main(argv=None):
         models |= {f"operator, steps of {n}, {sim.precisions[task]}":
                    by_operator(sim, task, n, facts.frames - 1) for n in sim.tasks[task].plans}
         title(task, fields)
-        with torch.inference_mode():
+        with torch.no_grad():
             tables[task] = fields, measure(cfg, fields, models, cuda)
     for task in folders if cfg.unet_seconds else ():
         if time.monotonic() - begin > cfg.limit:
@@ -166,14 +165,15 @@ def main(argv=None):
             continue
         folder, fields = Path(cfg.out).resolve() / task / "unet", tables[task][0]
         folder.mkdir(parents=True, exist_ok=True)
-        cell = {"kind": "unet", "flags": flags_of("unet", task), "task": task, "split": "test",
-                "folder": folders[task], "seconds": cfg.unet_seconds, "seed": cfg.seed}
+        cell = {"kind": "unet", "flags": chosen_for("unet", task), "task": task, "split": "test",
+                "folder": folders[task], "seconds": cfg.unet_seconds, "seed": cfg.seed,
+                "steps": 0}
         train_baseline(cell, folder)
         write_json(folder / "result.json", cell)
         net, steps = load_baseline(folder, "cuda" if cuda else "cpu"), fields.facts.frames - 1
         if cuda:
             net.compile(dynamic=False)
-        with torch.inference_mode():
+        with torch.no_grad():
             tables[task][1].extend(measure(cfg, fields, {"U-Net": (by_baseline(net, steps), steps)},
                                            cuda))
     print(f"\n--- tables, after {time.monotonic() - begin:.0f} s")

@@ -9,7 +9,17 @@ import torch
 from torch.nn import functional as F
 
 import train_operator
-from benchmarks import accuracy, baselines, budget, pdebench, ratios, scripts, speed, step
+from benchmarks import (
+    accuracy,
+    baselines,
+    budget,
+    pdebench,
+    ratios,
+    rollout,
+    scripts,
+    speed,
+    step,
+)
 from benchmarks.fno import FNO, FNOConfig, Spectral
 from benchmarks.unet import Conv1d, Conv2d, UNet, UNetConfig, doubled
 from ups.config import UsageError, parse
@@ -19,6 +29,7 @@ from ups.data.solvers import SOLVERS
 from ups.eval.forecasts import PUBLISHED
 from ups.eval.metrics import nrmse
 from ups.files import read_json
+from ups.simulator import Simulator
 
 
 def alive(model):
@@ -71,6 +82,33 @@ def test_parameters_are_counted_by_hand_and_odd_sizes_fit():
 
 def test_the_number_of_steps_fits_the_time():
     assert budget.steps_within(100.0, 0.5) == 200 and budget.steps_within(1.0, 0.5) == 8
+
+
+def test_a_rollout_is_timed_by_plan_beside_solver_and_unet(tmp_path, monkeypatch, capsys):
+    def small(task, cfg, out):
+        make(task, out=out / "data", samples=30, grid=16, frames=7, t_end=0.6)
+        return out / "data", {}
+
+    monkeypatch.setattr(rollout, "make_data", small)
+    monkeypatch.setattr(rollout, "chosen_for", lambda *_: ["--model.width", "4"])
+    for module in (rollout, baselines):
+        monkeypatch.setattr(module, "steps_within", lambda *_: 4)
+    rollout.main(["--task", "ns2d", "--strides", "1", "2", "--batch", "3", "--repeats", "1",
+                  "--out", str(tmp_path), "--flags",
+                  "--model.dim 8 --model.heads 2 --model.depth 2"])
+    lines = capsys.readouterr().out.split("--- tables")[1].splitlines()
+    table = {cells[1].strip(): cells[2:-1] for line in lines
+             if len(cells := line.split("|")) > 8}
+    error = {name: float(cells[4]) for name, cells in table.items() if name not in ("", "---")}
+    assert list(error) == ["solver", "solver, 1/2 of the points", "operator, steps of 1, float32",
+                           "operator, steps of 2, float32", "U-Net"]
+    assert error["solver"] < 1e-4 < min(list(error.values())[1:])
+    sim = Simulator.load(tmp_path / "ns2d" / "run")
+    data = open_fields("ns2d", tmp_path / "ns2d" / "data")
+    u = data.read(data.split("test"))
+    last = sim.rollout(u[:, 0], times=[0.6], stride=2)
+    assert nrmse(last, u[:, -1:]).mean().item() == pytest.approx(
+        error["operator, steps of 2, float32"], rel=1e-2)
 
 
 @pytest.mark.parametrize("model", ["fno --model.depth 1 --model.modes 4", "unet --model.levels 1"])
