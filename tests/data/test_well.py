@@ -32,7 +32,8 @@ def write_well(path, samples=3, frames=5, alpha=-1.5, seed=0, name="rayleigh_ben
                              ("t2_fields", ["D"]), ("scalars", ["alpha", "Rayleigh", "drive"])):
             f.create_group(group).attrs["field_names"] = names
         put("t0_fields", "buoyancy", random.normal(size=(samples, frames, X, Y)))
-        put("t0_fields", "mask", random.normal(size=Y), False, False, (False, True))
+        mask = random.normal(size=Y)  # an axis that does not vary is absent, or has one point
+        put("t0_fields", "mask", mask if alpha < 0 else mask[None], False, False, (False, True))
         put("t1_fields", "velocity", random.normal(size=(samples, frames, X, Y, 2)))
         put("t2_fields", "D", random.normal(size=(samples, frames, X, Y, 2, 2)))
         put("scalars", "alpha", np.full(samples, alpha), time=False)

@@ -89,9 +89,10 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     space = tuple(axis for axis in sizes if axis not in ("sample", "time"))
     samples, frames, warnings = sizes.get("sample", 1), sizes.get("time", 2), list(warnings)
     dt, domain, columns, coordinates = said.get("dt"), said.get("domain"), [], {}
+    alone = {(axis, 1) for axis in space}  # what does not vary along an axis may have one point
     for name, (one, k) in (channels | inputs).items():
         if one.kind not in "fiub" or len(one.axes) != len(one.shape) or any(
-                k >= n if axis == "channel" else axis != "row" and sizes[axis] != n
+                k >= n if axis == "channel" else n != sizes.get(axis, n) and (axis, n) not in alone
                 for axis, n in zip(one.axes, one.shape, strict=True)):
             raise UsageError(f"{path}: {name} is {one} of kind {one.kind}, which are no numbers "
                              f"over {samples} samples, {frames} frames, "
