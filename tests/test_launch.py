@@ -83,6 +83,13 @@ def ended(process, timeout=90):
     return process.returncode, out, err
 
 
+def waited_for(path, process):
+    limit = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < limit and process.poll() is None, ended(process)
+        time.sleep(0.05)
+
+
 def begun(checkout):
     """As a stage that has begun to train: its dry run is over."""
     stage = checkout / "runs" / "x" / "operator"
@@ -98,10 +105,7 @@ def losses(stage):
 def test_a_signal_then_the_same_command_then_nothing_left_to_do(checkout):
     stage = begun(checkout)
     first = pipeline(checkout, WAIT_AT="5")
-    limit = time.monotonic() + 60
-    while not (stage / "waits").exists():
-        assert time.monotonic() < limit and first.poll() is None, ended(first)
-        time.sleep(0.05)
+    waited_for(stage / "waits", first)
     os.kill(first.pid, signal.SIGUSR1)  # as Slurm does before the end
     code, out, err = ended(first)
     assert code == 143, err
@@ -137,9 +141,9 @@ def test_it_stops_at_the_first_failure_and_restarts_only_what_died(checkout):
     assert out.count("resuming from") == 1
 
 
-def test_two_machines_one_is_lost_and_comes_back(checkout):
-    """The survivor starts again by itself; the losses are those of one machine."""
-    begun(checkout)
+def test_two_machines_one_is_lost_comes_back_and_is_lost_for_good(checkout):
+    """The survivor begins again with the other; alone, it does what two processes would have."""
+    stage = begun(checkout)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -148,20 +152,23 @@ def test_two_machines_one_is_lost_and_comes_back(checkout):
         return pipeline(checkout, config="2node.yaml", MACHINES="2", MACHINE_RANK=rank,
                         PROCESSES="2", MAIN_IP="127.0.0.1", MAIN_PORT=port, **env)
 
-    survivor, lost = machine("0"), machine("1", DIE_AT="4", RESTARTS="0")
-    code, _, err = ended(lost)
-    assert code == 1, err
-    code, _, err = ended(machine("1"))
-    assert code == 0, err
-    code, out, err = ended(survivor)
-    assert code == 0, err
-    assert "==> restart 1" in err and "restart 2" not in err
+    survivor = machine("0")
+    for step in ("4", "8"):
+        code, _, err = ended(machine("1", DIE_AT=step, RESTARTS="0"))
+        assert code == 1, err
+    waited_for(stage / "exit.json", survivor)
+    survivor.terminate()  # it would wait for the other
+    _, out, err = ended(survivor)
+    assert "==> restart 1" in err and "restart 3" not in err
     assert "resuming from runs/x/operator/checkpoints/step_3" in out
-    assert json.loads((checkout / "runs/x/operator/exit.json").read_text())["status"] == "done"
+    code, out, err = ended(pipeline(checkout, shim=True))
+    assert code == 0 and "resuming from runs/x/operator/checkpoints/step_6" in out, err
+    assert json.loads((stage / "exit.json").read_text())["status"] == "done"
 
-    one = launch(checkout / "train_operator.py", "--run", checkout / "one", *FLAGS)
+    one = launch(checkout / "train_operator.py", "--run", checkout / "one", *FLAGS, processes=1,
+                 config="1gpu.yaml")
     assert one.returncode == 0, one.stderr
-    expected, got = losses(checkout / "one/operator"), losses(checkout / "runs/x/operator")
+    expected, got = losses(checkout / "one/operator"), losses(stage)
     assert [step for step, _ in got] == list(range(1, 13))
     assert max(abs(a - b) for (_, a), (_, b) in zip(expected, got, strict=True)) < 1e-9
 
