@@ -1,25 +1,22 @@
-"""Pictures of roll-outs: which errors the last panel shows, whatever they are."""
+"""Pictures: which axes, scales and errors they show."""
 
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from factual import facts
 from matplotlib.figure import Figure
 
-from ups.eval.plots import draw_rollouts
+from ups.eval.plots import draw_rollouts, panels
 
 
 @pytest.mark.parametrize("grid", [(8,), (8, 6)])
-@pytest.mark.parametrize("operator, codec, bottom", [
-    (0.3, 1e-7, 0.01),        # a lossless codec is named, and its line left out
-    (0.3, 0.1, None),         # a floor that can be seen
-    (math.inf, 1e-7, None),   # a roll-out that left all bounds
-    (0.0, 1e-7, None),
-])
-def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator, codec, bottom):
-    spec = SimpleNamespace(name="burgers1d", grid=grid, domain=[(0.0, 1.0)] * 2, dt=0.1,
-                           channels=("u",))
+@pytest.mark.parametrize("operator, codec", [(0.3, 1e-7), (0.3, 0.1), (math.inf, 1e-7), (0.0, 0.1)])
+def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator, codec):
+    """A lossless codec is named, and its line left out."""
+    spec = facts("burgers1d", grid, ("u",), 5)
     fields = torch.rand(3, 5, *grid, generator=torch.Generator().manual_seed(0))
     shown = {"truth": fields, "operator": fields + 0.1}
     tables = {name: {"nrmse": torch.full((6, 4, 1), value)} for name, value in
@@ -29,7 +26,26 @@ def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator
     figure.draw_without_rendering()
     axis = next(axis for axis in figure.axes if axis.get_title().startswith("error (band"))
     floor = axis.get_legend().get_texts()[-1].get_text()
-    if bottom:
-        assert axis.get_ylim()[0] == pytest.approx(bottom, rel=1e-5) and floor.endswith(": 1e-07")
+    if codec < 0.01:
+        assert axis.get_ylim()[0] > 0.01 and floor == "codec floor: 1e-07, below"
     else:
-        assert axis.get_ylim()[0] < codec
+        assert axis.get_ylim()[0] < codec and floor == "codec floor"
+
+
+def test_a_picture_has_x_to_the_right_one_map_of_colours_and_shared_scales():
+    truth = np.arange(48.0).reshape(1, 8, 6)  # (x, y), all above zero
+    for axes, signed in ((("x", "y"), False), (("y", "x"), True)):
+        spec = replace(facts("toy", (8, 6), ("u",), 2), axes=axes)
+        u = truth - 24 * signed
+        figure = Figure()
+        images = panels(figure, spec, [("truth", u, "field"), ("p", u - 2, "field"),
+                                       ("error", 0 * u - 2, "error")], {"": 0})
+        shown = [image for image, _ in images]
+        assert len({image.get_cmap().name for image in shown}) == 1
+        ends = (-24.0, 24.0) if signed else (0.0, 47.0)
+        assert shown[0].get_clim() == shown[1].get_clim() == ends
+        assert shown[2].get_clim() == ((-2.0, 2.0) if signed else (0.0, 2.0))
+        assert np.array_equal(shown[0].get_array(), u[0] if signed else u[0].T)
+        last = shown[2].axes
+        assert last.get_xlabel() == "x" and last.get_ylabel() == ("error\ny" if signed
+                                                                  else "|error|\ny")

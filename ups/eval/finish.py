@@ -34,6 +34,14 @@ def mean_error(tables):
     return tables["nrmse"].nanmean(2).nanmean().item()
 
 
+def text_table(title, head, rows, width=14):
+    """Lines of text: `rows` are {label: values}."""
+    lines = [f"\n{title}", " " * width + "".join(f"{name:>11}" for name in head)]
+    lines += [f"{label:{width}}" + "".join(f"{value:11.2e}" for value in values)
+              for label, values in rows.items()]
+    return "\n".join(lines)
+
+
 def validate(run, model, tasks):
     """Errors of each task in physical units, and their geometric mean: so all tasks count alike."""
     scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
@@ -57,14 +65,19 @@ def test_operator(run, model, tasks):
     for index, task in enumerate(tasks):
         test = task.fields.split("test")
         tables = operator_errors(run.accelerator, model, task, index, test)
-        result = results[task.name] = summary(tables)
-        if task.conserved:
-            result["conservation_drift"] = tables["operator"]["drift"].mean().item()
         chosen = best_median_worst(tables["operator"]["nrmse"], test)
         operator = {"operator": make_forecasts(task, index, model)["operator"]}
         fields = show(run.accelerator, task, operator, chosen, test)
+        result = results[task.name] = summary(tables)
         if run.accelerator.is_main_process:
-            print(table(task.name, result))
+            rows = {label: [*result["nrmse"][name], result["nrmse_rollout"][name]]
+                    for name, label in ROWS.items()}
+            print(text_table(f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out "
+                             "from the first frame",
+                             [*(f"step {lead}" for lead in result["leads"]), "all steps"], rows))
+            print(f"one step from the true frame: {result['nrmse_1']:.2e}")
+            if "conservation_drift" in result:
+                print(f"drift of the conserved mean:  {result['conservation_drift']:.2e}")
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
             picture(run.folder / name, draw_rollouts, task.fields.facts, fields, tables)
     if run.accelerator.is_main_process:
@@ -78,24 +91,13 @@ def summary(tables):
     """Means over trajectories: at some lead times, over the whole roll-out, and for one step."""
     by_lead = {name: tables[name]["nrmse"].nanmean(2).nanmean(0) for name in ROWS}
     leads = [lead for lead in LEADS if lead <= len(by_lead["operator"])]
-    return {"trajectories": len(tables["operator"]["nrmse"]), "leads": leads,
-            "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
-            "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
-            "nrmse_1": mean_error(tables["one_step"])}
-
-
-def table(name, result):
-    """The headline table as text."""
-    head = "".join(f"{f'step {lead}':>11}" for lead in result["leads"])
-    lines = [f"\n{name}: test nRMSE of {result['trajectories']} trajectories, rolled out from the "
-             "first frame", f"{'':14}{head}{'all steps':>11}"]
-    for row, label in ROWS.items():
-        values = [*result["nrmse"][row], result["nrmse_rollout"][row]]
-        lines.append(f"{label:14}" + "".join(f"{value:11.2e}" for value in values))
-    lines.append(f"one step from the true frame: {result['nrmse_1']:.2e}")
-    if "conservation_drift" in result:
-        lines.append(f"drift of the conserved mean:  {result['conservation_drift']:.2e}")
-    return "\n".join(lines)
+    result = {"trajectories": len(tables["operator"]["nrmse"]), "leads": leads,
+              "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
+              "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
+              "nrmse_1": mean_error(tables["one_step"])}
+    if "drift" in tables["operator"]:
+        result["conservation_drift"] = tables["operator"]["drift"].mean().item()
+    return result
 
 
 # codecs
@@ -122,10 +124,9 @@ def test_codec(run, codec, task):
         result[f"nrmse_{name}"] = codec_error(run.accelerator, one, task, "test")
     if not run.accelerator.is_main_process:
         return
-    ratio = result["nrmse_patch"] / result["nrmse_grid"]
-    print(f"\n{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} field "
-          f"values per latent value\ngrid codec  {result['nrmse_grid']:.2e}\n"
-          f"patch codec {result['nrmse_patch']:.2e}   ({ratio:.2f} times)")
+    print(text_table(f"{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} "
+                     "field values per latent value", ["nRMSE"],
+                     {f"{name} codec": [result[f"nrmse_{name}"]] for name in ("grid", "patch")}))
     if fields.stride_x > 1:
         result["any_point"] = any_point_errors(codec, fields)
         print(f"read at all {fields.stride_x * spec.grid[0]} points per axis: " + ", ".join(

@@ -22,12 +22,8 @@ from ups.train.step import exact_inference
 
 CHUNK = 16                # trajectories at a time, at most
 CHUNK_BYTES = 256 << 20   # of fields that are held at a time
-FIELD = {"nrmse": metrics.channel_nrmse, "rmse": metrics.rmse, "vrmse": metrics.vrmse,
-         "max_error": metrics.max_error, "crmse": metrics.crmse, "brmse": metrics.brmse,
-         "mae": metrics.mae, "correlation": metrics.correlation, "frmse": metrics.frmse}
-BANDS = ("frmse_low", "frmse_mid", "frmse_high")
 MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "sample_nrmse", "crmse", "brmse",
-         "drift", "residual", "coverage_50", "coverage_90")  # whose summary is a plain mean
+         "drift", "coverage_50", "coverage_90")  # whose summary is a plain mean
 BLOCK = 4  # points an axis of the blocks of `crps_block`
 
 
@@ -41,9 +37,8 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=No
     members  the largest number of any forecast, for memory
     extra    a function of (start, members) that gives more metrics {name: (B, ..)} of a lead
     """
-    facts, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
-    frame = 4 * len(facts.channels) * math.prod(facts.grid)
-    size = max(1, min(CHUNK, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
+    seconds, results = {name: [] for name in forecasts}, {}
+    size = chunk(task.fields.facts, members)
 
     def tables(part):
         s = start(task, part, chosen, accelerator.device)
@@ -52,6 +47,12 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=No
     for (name, metric), table in by_trajectory(accelerator, tables, chosen, size, title).items():
         results.setdefault(name, {})[metric] = table
     return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
+
+
+def chunk(facts, members=1, most=CHUNK):
+    """How many trajectories are held at a time."""
+    frame = 4 * len(facts.channels) * math.prod(facts.grid)
+    return max(1, min(most, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
 
 
 def by_trajectory(accelerator, tables, chosen, size, title=None):
@@ -82,41 +83,30 @@ def by_trajectory(accelerator, tables, chosen, size, title=None):
 
 def _tables(s, conserved, forecasts, seconds, only, extra):
     """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`; spectra at some leads."""
-    rows, kept = {}, spectrum_leads(s.steps + 1)
-    energies = {}
+    rows, kept, energies = {}, spectrum_leads(s.steps + 1), {}
     if only is None or "spectrum_error" in only:
         energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
         rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
     for name, forecast in forecasts.items():
-        wanted = ("nrmse",) if only is None and name in PROBES else only
-        for k, p in enumerate(_timed(forecast(s), seconds[name], len(s.u)), start=1):
+        wanted, begin = ("nrmse",) if only is None and name in PROBES else only, now()
+        for k, p in enumerate(forecast(s), start=1):
+            seconds[name].append((now() - begin) / len(s.u))
             scores = score(p, s.u[:, k], s.u[:, 0], conserved, energies.get(k), wanted)
             if k not in kept:
                 scores.pop("spectrum", None)
             for metric, value in (scores | (extra(s, p) if extra else {})).items():
                 rows.setdefault((name, metric), []).append(value)
+            begin = now()
     return {key: torch.stack(values, 1) for key, values in rows.items()}
-
-
-def _timed(generator, seconds, trajectories):
-    """Pass a generator on, and note the seconds that it takes for each lead and trajectory."""
-    begin = now()
-    for item in generator:
-        seconds.append((now() - begin) / trajectories)
-        yield item
-        begin = now()
 
 
 def score(p, y, u0, conserved=(), energy=None, only=None):
     """Metrics (B, C, ..) of members p (B, M, C, *grid) against y (B, C, *grid) of one lead."""
     mean, y1 = p.mean(1, keepdim=True), y[:, None]
-
-    @functools.cache
-    def own():
-        return metrics.spectrum(p).mean(1, keepdim=True)
-
-    each = {name: lambda f=f: f(mean, y1)[:, 0] for name, f in FIELD.items()}
-    each |= {"size": lambda: metrics.rmse(torch.zeros_like(y1), y1)[:, 0],
+    own = functools.cache(lambda: metrics.spectrum(p).mean(1, keepdim=True))
+    each = {name: lambda f=f: f(mean.double(), y1.double())[:, 0]
+            for name, f in metrics.FIELD.items()}
+    each |= {"nrmse": lambda: metrics.channel_nrmse(mean, y1)[:, 0],
              "crps": lambda: metrics.crps(p, y),
              "crps_block": lambda: metrics.crps(metrics.block_means(p, BLOCK),
                                                 metrics.block_means(y1, BLOCK)[:, 0])}
@@ -161,11 +151,11 @@ def summarise(tables, base, facts, members=1, seed=0):
                 channel: {"all": whole[c].item(), "by_lead": by_lead[:, c].tolist()}
                 for c, channel in enumerate(facts.channels)}
 
-    for band, name in enumerate(BANDS if "frmse" in tables else ()):
-        add(name, lambda mean: mean, tables["frmse"][..., band])
-    for name in MEANS:
-        if name in tables:
-            add(name, lambda mean: mean, tables[name])
+    means = {name: tables[name] for name in MEANS if name in tables}
+    for band, name in enumerate(("low", "mid", "high") if "frmse" in tables else ()):
+        means[f"frmse_{name}"] = tables["frmse"][..., band]
+    for name, table in means.items():
+        add(name, lambda mean: mean, table)
     for name in ("nrmse", "crps"):
         if name in tables and tables is not base:
             add(f"{name}_ratio", torch.divide, tables[name], base[name])

@@ -1,9 +1,8 @@
 """Errors in physical units, and the definitions that are printed and stored beside them.
 
-Fields are p (predicted) and y (true), (B, T, C, *grid); an error is a float64 table (B, T, C), so
-that a roll-out may be measured one lead at a time (T = 1). Ensembles are members (B, M, C, *grid)
-against the truth (B, C, *grid) of one lead. Means over channels, leads and trajectories are the
-caller's, except where a ratio of means is defined here.
+Fields are p (predicted) and y (true), (B, T, C, *grid); an error is a float64 table (B, T, C).
+Ensembles are members (B, M, C, *grid) against the truth (B, C, *grid) of one lead. Means over
+channels, leads and trajectories are the caller's.
 """
 
 import functools
@@ -12,49 +11,47 @@ import torch
 
 from ups.relative_error import mean_relative_error, relative_error
 
+LOW, HIGH = 4, 12  # edges of the wavenumber bands of fRMSE
+WELL_EPS = 1e-7    # in VRMSE, as The Well has it
+CORRELATED = 0.8   # a forecast below this correlation with the truth is lost
+
 NRMSE = ("nRMSE = |p - y|_2 / |y|_2 over space, for each trajectory, channel and predicted frame, "
          "then the mean over all of them (a channel that is zero everywhere, or given, is left "
          "out); physical units; given frames are not counted")
 DRIFT = ("conservation drift = |mean of p - mean of the first frame| / rms of the first frame, "
          "over space, for the channels that the equation conserves, mean over trajectories and "
          "frames")
-
-LOW, HIGH = 4, 12  # edges of the wavenumber bands of fRMSE
-WELL_EPS = 1e-7    # in VRMSE, as The Well has it
-CORRELATED = 0.8   # a forecast below this correlation with the truth is lost
-
-_FREE = "for each trajectory, channel and predicted frame, then the mean over all of them"
+_MEAN = "mean over trajectories, channels and predicted frames"
 DEFINITIONS = {
     "nrmse": NRMSE,
-    "rmse": f"RMSE = root of the mean of (p - y)^2 over space, {_FREE} (PDEBench's order)",
+    "rmse": f"RMSE = root of the mean of (p - y)^2 over space, {_MEAN} (PDEBench's order)",
     "vrmse": ("VRMSE (The Well) = root of [mean of (p - y)^2 / (variance of y + 1e-7)], both over "
-              f"space, {_FREE}"),
+              f"space, {_MEAN}"),
+    "mae": "absolute error = mean of |p - y| over space, channels and trajectories",
     "max_error": "max error = largest |p - y| over space, channels, frames and trajectories",
-    "crmse": ("cRMSE = |mean of p - mean of y| over space, "
-              f"{_FREE} (PDEBench takes the root of the mean square over a batch instead)"),
-    "brmse": ("bRMSE = root of the mean of (p - y)^2 over the first and last cells of every axis "
-              f"(a corner counts once for each axis), {_FREE}"),
-    "frmse": (f"fRMSE = for wavenumber shells floor|k| (1-D: k >= 0 as in PDEBench; else every "
-              "mode of the spectrum, corners included, where PDEBench takes a quarter), root of "
-              "the sum of |FFT(p - y)|^2 in the shell, divided by the number of grid points; mean "
-              f"over the shells of a band: low [0, {LOW}), mid [{LOW}, {HIGH}), high [{HIGH}, ..); "
-              f"{_FREE}; empty where the grid has no such wavenumber"),
     "relative_l2": ("relative L2 (DPOT) = |p - y|_2 / |y|_2 over space and all predicted frames of "
                     "a trajectory, mean over channels and trajectories"),
+    "crmse": (f"cRMSE = |mean of p - mean of y| over space, {_MEAN} (PDEBench takes the root of "
+              "the mean square over a batch instead)"),
+    "brmse": ("bRMSE = root of the mean of (p - y)^2 over the first and last cells of every axis "
+              f"(a corner counts once for each axis), {_MEAN}"),
+    "frmse": ("fRMSE = root of the sum of |FFT(p - y)|^2 over a wavenumber shell floor|k|, divided "
+              "by the number of grid points (1-D: k >= 0 as in PDEBench; else all modes, corners "
+              f"included, where PDEBench takes a quarter); mean over the shells low [0, {LOW}), "
+              f"mid [{LOW}, {HIGH}) or high [{HIGH}, ..) that the grid has; {_MEAN}"),
     "correlation_time": ("correlation time = time of the last frame before the spatial correlation "
-                         f"of p and y first falls below {CORRELATED} (the whole roll-out where it "
-                         "never does; a uniform truth counts as correlated), mean over channels "
-                         "and trajectories"),
+                         f"of p and y first falls below {CORRELATED} (a uniform truth counts as "
+                         "correlated), mean over channels and trajectories"),
     "drift": DRIFT,
     "spectrum": ("E(k) = half the sum of |FFT(u) / points|^2 over all modes with floor|k| = k, so "
                  "that the sum over k is half the mean square of the field"),
-    "spectrum_error": (f"high-band spectrum error = sum of |E_p(k) - E_y(k)| / sum of E_y(k), sums "
-                       f"over trajectories, channels and k >= min({HIGH}, points per axis / 4); "
-                       "E_p of an ensemble is the mean of its members' energies"),
-    "mae": "absolute error = mean of |p - y| over space, channels and trajectories",
+    "spectrum_error": ("high-band spectrum error = sum of |E_p(k) - E_y(k)| / sum of E_y(k), over "
+                       f"trajectories, channels and k >= min({HIGH}, points per axis / 4); E_p of "
+                       "an ensemble is the mean of its members' energies"),
     "crps": ("fair CRPS = mean over members of |x_i - y| - sum over pairs i, j of |x_i - x_j| / "
              "(2 M (M - 1)), mean over space, channels and trajectories; of one member, the "
              "absolute error"),
+    "crps_block": "CRPS of block means = fair CRPS of means over blocks of 4 points an axis",
     "spread_skill": ("spread / skill = root of [(M + 1) / M * mean of the members' unbiased "
                      "variance / mean squared error of the ensemble mean], means over space and "
                      "trajectories before the ratio; 1 where members and truth are exchangeable"),
@@ -62,33 +59,14 @@ DEFINITIONS = {
              "members, ties shared; flat where members and truth are exchangeable"),
     "coverage_50, coverage_90": (
         "coverage = share of grid points at which the truth lies in the central 50 or 90 % of the "
-        "members; a rank that is partly inside counts in part, so that 0.5 and 0.9 are right for "
-        "any number of members"),
-    "crps_block": "CRPS of block means = fair CRPS of means over blocks of 4 points an axis",
-    "residual": ("residual = rms over space of what the equation leaves, relative to its source, "
-                 "with the bundled solver's own discretisation and the true inputs; mean over "
-                 "samples; for equations that such a solver is there for"),
+        "members; ranks that are partly inside count in part, so 0.5 and 0.9 are right for any M"),
     "nrmse_ratio, crps_ratio": ("nRMSE and CRPS as shares of the operator's: means over "
-                                "trajectories before the ratio, whose interval resamples the same "
-                                "trajectories for both"),
-    "interval": ("intervals: 95 % bootstrap over trajectories (percentiles of 1000 resamplings of "
-                 "whole trajectories)"),
+                                "trajectories before the ratio, and in each resampling"),
+    "interval": "95 % bootstrap interval: percentiles of 1000 resamplings of whole trajectories",
 }
 
 
 # one forecast
-def drift(p, u0, channels):
-    """How far conserved means have moved (B, T) in p (B, T, C, *grid) since u0 (B, C, *grid).
-
-    Zero where the task conserves nothing, so that tasks may be mixed.
-    """
-    if not channels:
-        return p.new_zeros(p.shape[:2])
-    p, u0 = p[:, :, channels].flatten(3), u0[:, None, channels].flatten(3)
-    moved = (p.mean(3) - u0.mean(3)).abs()
-    return (moved / u0.square().mean(3).sqrt().clamp(min=1e-6)).mean(2)
-
-
 def nrmse(p, y):
     """Relative errors (B, T): the mean over channels."""
     return mean_relative_error(p.double(), y.double(), space=3)
@@ -99,54 +77,51 @@ def channel_nrmse(p, y):
     return relative_error(p.double(), y.double(), space=3)
 
 
-def rmse(p, y):
-    return (p.double() - y.double()).flatten(3).square().mean(3).sqrt()
-
-
-def vrmse(p, y):
-    variance = y.double().flatten(3).var(3, correction=0)
-    return (rmse(p, y).square() / (variance + WELL_EPS)).sqrt()
-
-
-def mae(p, y):
-    return (p.double() - y.double()).abs().flatten(3).mean(3)
-
-
-def max_error(p, y):
-    return (p.double() - y.double()).abs().flatten(3).amax(3)
-
-
-def crmse(p, y):
-    return (p.double() - y.double()).flatten(3).mean(3).abs()
+def drift(p, u0, channels):
+    """How far conserved means have moved (B, T) in p (B, T, C, *grid) since u0 (B, C, *grid)."""
+    p, u0 = p[:, :, channels].flatten(3), u0[:, None, channels].flatten(3)
+    moved = (p.mean(3) - u0.mean(3)).abs()
+    return (moved / u0.square().mean(3).sqrt().clamp(min=1e-6)).mean(2)
 
 
 def brmse(p, y):
-    square = (p.double() - y.double()).square()
-    faces = [square.narrow(axis, side, 1).flatten(3)
-             for axis in range(3, square.ndim) for side in (0, square.shape[axis] - 1)]
-    return torch.cat(faces, 3).mean(3).sqrt()
+    e = p - y
+    faces = [e.narrow(axis, side, 1).flatten(3)
+             for axis in range(3, e.ndim) for side in (0, e.shape[axis] - 1)]
+    return torch.cat(faces, 3).square().mean(3).sqrt()
 
 
 def frmse(p, y):
     """Errors by wavenumber (B, T, C, 3): low, mid and high band."""
-    shells = shell_power(p.double() - y.double(), one_sided=p.ndim == 4).sqrt()
+    shells = shell_power(p - y, one_sided=p.ndim == 4).sqrt()
     bands = (shells[..., :LOW], shells[..., LOW:HIGH], shells[..., HIGH:])
     return torch.stack([band.mean(3) for band in bands], 3)  # the mean of nothing is NaN
+
+
+def correlation(p, y):
+    """Pearson correlation over space (B, T, C); 1 where the truth is uniform."""
+    p, y = p.flatten(3), y.flatten(3)
+    a, b = p - p.mean(3, keepdim=True), y - y.mean(3, keepdim=True)
+    size = a.norm(dim=3) * b.norm(dim=3)
+    value = torch.where(size > 0, (a * b).sum(3) / size, 0.0)
+    return torch.where(b.norm(dim=3) > 1e-6 * y.norm(dim=3), value, 1.0)
+
+
+FIELD = {  # (B, T, C) of float64 fields
+    "rmse": lambda p, y: (p - y).flatten(3).square().mean(3).sqrt(),
+    "vrmse": lambda p, y: ((p - y).flatten(3).square().mean(3)
+                           / (y.flatten(3).var(3, correction=0) + WELL_EPS)).sqrt(),
+    "mae": lambda p, y: (p - y).flatten(3).abs().mean(3),
+    "max_error": lambda p, y: (p - y).flatten(3).abs().amax(3),
+    "crmse": lambda p, y: (p - y).flatten(3).mean(3).abs(),
+    "size": lambda p, y: y.flatten(3).square().mean(3).sqrt(),
+    "brmse": brmse, "frmse": frmse, "correlation": correlation}
 
 
 def relative_l2(error, size):
     """Relative L2 (B, C) from tables (B, T, C) of the RMSE and of the root mean square of y."""
     size = size.square().sum(1)
     return torch.where(size > 0, (error.square().sum(1) / size).sqrt(), torch.nan)
-
-
-def correlation(p, y):
-    """Pearson correlation over space (B, T, C); 1 where the truth is uniform."""
-    p, y = p.double().flatten(3), y.double().flatten(3)
-    a, b = p - p.mean(3, keepdim=True), y - y.mean(3, keepdim=True)
-    size = a.norm(dim=3) * b.norm(dim=3)
-    value = torch.where(size > 0, (a * b).sum(3) / size, 0.0)
-    return torch.where(b.norm(dim=3) > 1e-6 * y.norm(dim=3), value, 1.0)
 
 
 def correlation_time(table, dt):

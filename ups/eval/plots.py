@@ -1,235 +1,313 @@
-"""Pictures that the stages leave: truth, prediction and error."""
+"""Figures: what each stage leaves as a picture, and those of the report.
+
+A quantity has one colour map in a figure. Where it changes sign it is red and blue, zero is white,
+and so is its error; else it goes from dark to bright, and so does the size of its error.
+"""
+
+import io
 
 import numpy as np
 
+from ups.eval.forecasts import LABELS
+
 CHOICE = ("best", "median", "worst")
+COLOURS = {"truth": "black", "operator": "C0", "ensemble": "C3", "diffusion": "C1",
+           "consistency": "C4", "perturbed": "C8", "dressing": "C9", "codec": "C2",
+           "persistence": "0.5", "mean": "C5"}
+FILM = 16  # frames of a film, at most
 
 
 def picture(path, draw, *args):
     """Draw into a file, by `draw(figure, *args)`, where that can be done."""
     try:
-        from matplotlib.figure import Figure
-
-        figure = Figure(layout="constrained")
-        draw(figure, *args)
-        figure.savefig(path, dpi=110)
+        path.write_bytes(render(draw, *args))
         print(f"picture: {path}")
     except (ImportError, OSError) as error:
         print(f"no picture: {error}")
 
 
-def _images(axes, panels, bars=True, **options):
-    """A row or column of fields: `panels` are (values, low, high, colours)."""
-    for axis, (values, low, high, colours) in zip(axes, panels, strict=True):
-        image = axis.imshow(values, origin="lower", cmap=colours, vmin=low, vmax=high, **options)
-        if bars:
-            axis.figure.colorbar(image, ax=axis, pad=0.03)
-        if not options:
-            axis.set(xticks=[], yticks=[])
+def render(draw, *args, kind="png"):
+    """A figure as the bytes of a file."""
+    from matplotlib.figure import Figure
+
+    figure, file = Figure(layout="constrained"), io.BytesIO()
+    draw(figure, *args)
+    figure.savefig(file, format=kind, dpi=110)
+    return file.getvalue()
 
 
-def draw_rollouts(figure, spec, fields, tables):
-    """Best, median and worst trajectory (rows), and how the error grows with the lead time."""
-    tables = {name: table["nrmse"].nanmean(2) for name, table in tables.items()}  # (n, T - 1)
-    scores = tables["operator"].mean(1).sort().values
-    draw = _draw_1d if len(spec.grid) == 1 else _draw_2d
-    axis = draw(figure, spec, fields["truth"].numpy(), fields["operator"].numpy(),
-                scores[[0, len(scores) // 2, -1]])
-    _error_curve(axis, tables)
-    figure.suptitle(f"{spec.name}: {spec.channels[0]}, rolled out from the first frame "
-                    "(t = 0), test split")
+# parts
+def curves(axis, x, lines, level=None, **settings):
+    """Lines {label: (colour, values, low, high)}, the last two of a band or None; a dashed level.
+
+    None among the values is a gap. `settings` are those of the axis.
+    """
+    for label, (colour, values, *band) in lines.items():
+        values = np.array(values, dtype=float)
+        dots = "o" if np.isfinite(values).sum() == 1 else None
+        axis.plot(x, values, color=colour, marker=dots, lw=1.6, label=label)
+        if band and band[0] is not None:
+            low, high = (np.array(ends, dtype=float) for ends in band)
+            axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+    if level is not None:
+        axis.axhline(level, color="0.5", lw=1, ls="--")
+    axis.set(**settings)
+    axis.grid(alpha=0.25)
+    if isinstance(x, range) and axis.get_xscale() == "linear":  # of steps
+        axis.locator_params("x", integer=True)
+    if len(lines) > 1:
+        axis.legend(fontsize=8)
 
 
-def _draw_1d(figure, spec, truth, fields, scores):
-    figure.set_size_inches(13, 7.5)
-    axes = figure.subplots(3, 4, width_ratios=(1, 1, 1, 1.15))
-    extent = (*spec.domain[0], 0.0, spec.dt * (truth.shape[1] - 1))
-    for row in range(3):
-        bound, error = np.abs(truth[row]).max(), fields[row] - truth[row]
-        worst = max(np.abs(error).max(), 1e-12)
-        _images(axes[row, :3], ((truth[row], -bound, bound, "RdBu_r"),
-                                (fields[row], -bound, bound, "RdBu_r"),
-                                (error, -worst, worst, "PuOr_r")),
-                aspect="auto", extent=extent, interpolation="nearest")
-        axes[row, 0].set_ylabel(f"{CHOICE[row]} (nRMSE {scores[row]:.3g})\n\ntime")
-    for axis, title in zip(axes[0], ("truth", "prediction", "error",
-                                     "truth (line), prediction (dots)"), strict=True):
+def panels(figure, facts, rows, columns, apart=False, across=False):
+    """Fields in a grid: `rows` are (label, values (K, ..), quantity), `columns` {title: index in
+    K}. Returns the images with their values.
+
+    Rows of a quantity share limits and a bar: those of "field" are the first row's, and "error" is
+    that of the first row's quantity. With `apart` each column has its own. `across` swaps rows and
+    columns.
+    """
+    shape = (len(columns), len(rows)) if across else (len(rows), len(columns))
+    axes = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    grid, index, images = axes.T if across else axes, [*columns.values()], []
+    bound = 10 * np.abs(rows[0][1]).max() + 1e-12
+    signed = {row[2]: bool(row[1].min() < 0 < row[1].max()) for row in reversed(rows)}
+    signed["error"] = signed[rows[0][2]]
+    for part in [[k] for k in range(len(index))] if apart else [[*range(len(index))]]:
+        for quantity in dict.fromkeys(row[2] for row in rows):
+            same = [k for k, row in enumerate(rows) if row[2] == quantity]
+            values = [rows[k][1] for k in same]
+            if quantity in ("field", "error"):  # a roll-out may leave all bounds
+                values = [np.nan_to_num(v, nan=bound).clip(-bound, bound) for v in values]
+            seen = [v[index[part[0]]] if apart else v for v in values]
+            seen = seen[:1] if quantity == "field" else seen
+            low, high = min(v.min() for v in seen), max(v.max() for v in seen)
+            if signed[quantity]:
+                low, high = -max(-low, high, 1e-12), max(-low, high, 1e-12)
+            elif quantity == "error":
+                low, high, values = 0.0, max(-low, high, 1e-12), [np.abs(v) for v in values]
+            for k, u in zip(same, values, strict=True):
+                for column in part:
+                    image = _field(grid[k, column], u[index[column]], facts, vmin=low, vmax=high,
+                                   cmap="RdBu_r" if signed[quantity] else "viridis")
+                    images.append((image, u))
+            bar = figure.colorbar(image, ax=grid[same][:, part].ravel().tolist(), pad=0.02,
+                                  location="bottom" if across else "right")
+            bar.ax.locator_params(nbins=4)
+    names = [f"|{name}|" if quantity == "error" and not signed["error"] and u.min() < 0 else name
+             for name, u, quantity in rows]
+    above, beside = (names, columns) if across else (columns, names)
+    for axis, title in zip(axes[0], above, strict=True):
         axis.set_title(title)
-    x = np.linspace(*spec.domain[0], truth.shape[2], endpoint=False)
-    for row, axis in enumerate(axes[:2, 3]):  # best and median as curves
-        for part, colour in zip((0.0, 0.25, 1.0), ("0.6", "C0", "C3"), strict=True):
-            frame = round(part * (truth.shape[1] - 1))
-            label = f"t = {frame * spec.dt:.3g}"
-            axis.plot(x, truth[row, frame], color=colour, lw=1.2, label=label)
-            axis.plot(x, fields[row, frame], color=colour, lw=2.2, ls=":")
-        axis.grid(alpha=0.25)
-    for axis in (*axes[2, :3], *axes[:2, 3]):
-        axis.set_xlabel("x")
-    axes[0, 3].legend(fontsize=8)
-    return axes[2, 3]
-
-
-def _draw_2d(figure, spec, truth, fields, scores):
-    truth, fields = _planes(truth[1], fields[1])  # the median trajectory
-    frames = sorted({round(part * (len(truth) - 1)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)})
-    figure.set_size_inches(2.5 * len(frames) + 4.5, 7.5)
-    axes = figure.subplots(3, len(frames) + 1, width_ratios=[1] * len(frames) + [1.5])
-    bound = (truth[frames].min(), truth[frames].max())
-    worst = max(np.abs(fields - truth)[frames].max(), 1e-12)
-    for column, frame in enumerate(frames):
-        _images(axes[:, column], ((truth[frame], *bound, "viridis"),
-                                  (fields[frame], *bound, "viridis"),
-                                  (fields[frame] - truth[frame], -worst, worst, "PuOr_r")),
-                bars=frame == frames[-1])
-        axes[0, column].set_title(f"t = {frame * spec.dt:.3g}")
-    labels = (f"truth (median, nRMSE {scores[1]:.3g})", "prediction", "error")
-    for row, label in enumerate(labels):
-        axes[row, 0].set_ylabel(label)
-    for axis in axes[:, -1]:
-        axis.remove()
-    return figure.add_subplot(axes[0, -1].get_gridspec()[:, -1])
-
-
-def _planes(*fields):
-    """The middle slices of fields (n, *grid) with three space axes."""
-    return [u[:, u.shape[1] // 2] if u.ndim == 4 else u for u in fields]
-
-
-def draw_ensemble(figure, spec, truth, members):
-    """One trajectory (T, *grid) and members (T, M, *grid): truth, four of them and their spread, in
-    1-D over space and time, else at three times; below, the fan of a point over time."""
-    truth, members = truth.float().numpy(), members.float().numpy()
-    while truth.ndim > 3:  # three space axes: the middle slice
-        truth, members = truth[:, truth.shape[1] // 2], members[:, :, members.shape[2] // 2]
-    frames = [slice(None)] if truth.ndim == 2 else sorted(
-        {max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
-    shown, spread = min(4, members.shape[1]), members.std(1, ddof=1)
-    figure.set_size_inches(14.5, 2.5 * len(frames) + 3.5)
-    above, below = figure.subfigures(2, height_ratios=(2.5 * len(frames), 3.3))
-    axes = above.subplots(len(frames), shown + 2, squeeze=False)
-    for row, frame in enumerate(frames):
-        u = truth[frame]
-        panels = [(u, u.min(), u.max(), "viridis")] + [
-            (members[frame, m] if truth.ndim == 3 else members[:, m], u.min(), u.max(), "viridis")
-            for m in range(shown)] + [(spread[frame], 0, spread[frame].max() or 1.0, "magma")]
-        _images(axes[row, :-1], panels[:-1], bars=False, aspect="auto")
-        _images(axes[row, -1:], panels[-1:], aspect="auto")
-        label = "time, upwards" if truth.ndim == 2 else f"t = {frame * spec.dt:.3g}"
-        axes[row, 0].set_ylabel(label)
+    for axis, title in zip(axes[:, 0], beside, strict=True):
+        axis.set_ylabel(f"{title}\n{axis.get_ylabel()}".strip())
     for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-    for axis, title in zip(axes[0], ["truth", *(f"member {m + 1}" for m in range(shown)), "spread"],
-                           strict=True):
-        axis.set_title(title)
-    middle = tuple(n // 2 for n in truth.shape[1:])
-    time, fan = spec.dt * np.arange(len(truth)), members[(slice(None), slice(None), *middle)]
-    axis = below.subplots()
-    for share, shade in ((90, 0.2), (50, 0.35)):
-        low, high = np.percentile(fan, (50 - share / 2, 50 + share / 2), axis=1)
-        axis.fill_between(time, low, high, color="C0", alpha=shade, lw=0, label=f"{share} %")
-    axis.plot(time, fan[:, :shown], color="C0", lw=0.7)
-    axis.plot(time, truth[(slice(None), *middle)], "k", lw=1.4, label="truth")
-    axis.set(xlabel="time", ylabel=spec.channels[0], title="the point in the middle: truth, four "
-             f"members, and the bands of {members.shape[1]}")
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
-    figure.suptitle(f"{spec.name}: {spec.channels[0]} of a test trajectory")
+        axis.label_outer()
+    return images
 
 
-def draw_codec(figure, spec, u, grid, patch):
-    """Some fields (rows), what the two codecs make of them, and their errors."""
-    u, grid, patch = _planes(*(t[:, 0].float().cpu().numpy() for t in (u, grid, patch)))
-    titles = ("field and its reconstructions", "error")
-    if u.ndim == 3:
-        titles = ("field", "grid codec", "error of the grid codec", "error of the patch codec")
-    figure.set_size_inches(13, 2.8 * len(u))
-    axes = figure.subplots(len(u), len(titles), squeeze=False)
-    for row, (true, ours, plain) in enumerate(zip(u, grid, patch, strict=True)):
-        if u.ndim == 2:
-            x = np.linspace(*spec.domain[0], len(true), endpoint=False)
-            for values, style, label in ((true, "k-", "field"), (plain, "C1--", "patch codec"),
-                                         (ours, "C0:", "grid codec")):
-                axes[row, 0].plot(x, values, style, label=label)
-            axes[row, 1].plot(x, plain - true, "C1--", x, ours - true, "C0-")
-            axes[0, 0].legend(fontsize=8)
-            continue
-        bound, worst = (true.min(), true.max()), max(np.abs(plain - true).max(), 1e-12)
-        _images(axes[row], ((true, *bound, "viridis"), (ours, *bound, "viridis"),
-                            (ours - true, -worst, worst, "PuOr_r"),
-                            (plain - true, -worst, worst, "PuOr_r")))
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title)
+def _field(axis, u, facts, **colours):
+    """A field over space, or (T, x) over x and time, with the axes that it has."""
+    names, domain = list(facts.axes[-2:]), list(facts.domain[-2:])
+    if len(names) == 1:
+        half = 0.5 * facts.dt
+        names, domain = ["time", *names], [(-half, facts.dt * len(u) - half), *domain]
+    if names[0] == "x":
+        names, domain = names[::-1], domain[::-1]
+    image = axis.imshow(plane(u, facts), origin="lower", extent=(*domain[1], *domain[0]),
+                        interpolation="nearest", **colours,
+                        aspect="auto" if names[0] == "time" else "equal")
+    axis.set(xlabel=names[1], ylabel=names[0])
+    axis.locator_params(nbins=3)
+    return image
 
 
-def draw_steady(figure, spec, inputs, truth, members, scores):
-    """Best, median and worst sample (rows), the first channel; inputs (3, E, *grid) or None,
-    truth (3, C, *grid), members (3, M, C, *grid)."""
-    def plane(t):  # the middle slice of three axes, a stripe of one
-        t = t.float().numpy()
-        while t.ndim > 2:
-            t = t[len(t) // 2]
-        return np.atleast_2d(t)
-
-    members = members[:, :, 0]
-    mean, spread = members.mean(1), members.std(1)
-    figure.set_size_inches(15 if inputs is not None else 12.5, 7.4)
-    axes = figure.subplots(3, 6 if inputs is not None else 5)
-    for row in range(3):
-        u, p, one, deviation = map(plane, (truth[row, 0], mean[row], members[row, 0], spread[row]))
-        error, scale = np.abs(p - u), (min(u.min(), 0.0), max(u.max(), 0.0), "viridis")
-        most = max(error.max(), deviation.max(), 1e-12)
-        panels = [(u, *scale), (p, *scale), (one, *scale), (deviation, 0.0, most, "magma"),
-                  (error, 0.0, most, "magma")]
-        if inputs is not None:
-            v = plane(inputs[row, 0])
-            panels.insert(0, (v, v.min(), max(v.max(), v.min() + 1e-12), "Greys"))
-        _images(axes[row], panels)
-        axes[row, 0].set_ylabel(f"{CHOICE[row]} (nRMSE {scores[row]:.2g})")
-    titles = [f"solution {spec.channels[0]}", "mean", "one member", "spread", "|error of the mean|"]
-    titles = [f"input {spec.inputs[0]}"] * (inputs is not None) + titles
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title)
-    figure.suptitle(f"{spec.name}: {members.shape[1]} members, test split; solution, mean and "
-                    "member share a scale, spread and error another")
+def plane(u, facts):
+    """What is seen of a field: of three axes the middle slice; x to the right."""
+    u = u[len(u) // 2] if u.ndim > 2 else u
+    return u.T if len(facts.axes) > 1 and facts.axes[-2] == "x" else u
 
 
-def _error_curve(axis, tables):
-    steps = np.arange(1, tables["operator"].shape[1] + 1)
-    bottom, floor = tables["operator"].mean(0).min().item() / 30, tables["codec"].mean().item()
-    names = {"codec": "codec floor" if floor > bottom else f"codec floor: {floor:.0e}"}
-    for name, colour in (("persistence", "0.5"), ("operator", "C0"), ("codec", "C2")):
-        values = np.maximum(tables[name].numpy(), 1e-12)
-        axis.plot(steps, values.mean(0), color=colour, marker="o" if len(steps) == 1 else None,
-                  label=names.get(name, name))
-        if name == "operator":
-            low, high = np.quantile(values, (0.1, 0.9), axis=0)
-            axis.fill_between(steps, low, high, color=colour, alpha=0.2)
-    axis.set(yscale="log", xlabel="steps", ylabel="nRMSE", title="error (band: 10 to 90 %)")
-    if 0 < bottom < np.inf and floor <= bottom:  # a lossless codec would squeeze the others
-        axis.set_ylim(bottom=bottom)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
+def points(facts):
+    """The x of each point of one axis."""
+    (low, high), (n,) = facts.domain[0], facts.grid
+    return low + (np.arange(n) + 0.5) * (high - low) / n
 
 
+# roll-outs
+def draw_rollouts(figure, facts, fields, tables):
+    """Best, median and worst trajectory, and how the error grows with the lead time."""
+    errors = {name: table["nrmse"].nanmean(2).numpy() for name, table in tables.items()}
+    scores = np.sort(errors["operator"].mean(1))[[0, len(errors["operator"]) // 2, -1]]
+    line = len(facts.grid) == 1
+    figure.set_size_inches(14, 8 if line else 6.8)
+    figure.suptitle(f"{facts.name}: {facts.channels[0]}, rolled out from the first frame (t = 0), "
+                    "test split")
+    left, right = figure.subfigures(1, 2, width_ratios=(2.6, 1))
+    draw_trajectories(left, facts, {name: u.numpy() for name, u in fields.items()}, scores)
+    axes = right.subplots(1 + line, squeeze=False)[:, 0]
+    for part, colour in ((0.0, "0.6"), (0.25, "C0"), (1.0, "C3")) if line else ():
+        frame = round(part * (facts.frames - 1))
+        for name, style in (("truth", {}), ("operator", {"lw": 2.4, "ls": ":"})):
+            axes[0].plot(points(facts), fields[name][1, frame], color=colour, **style,
+                         label=f"t = {frame * facts.dt:.3g}" if name == "truth" else None)
+        axes[0].set(title="median: truth (line), operator (dots)", xlabel=facts.axes[0])
+        axes[0].legend(fontsize=8)
+    lines = {}
+    for name in ("persistence", "operator", "codec"):
+        values = np.maximum(errors[name], 1e-12)
+        lines[name] = COLOURS[name], values.mean(0), *np.quantile(values, (0.1, 0.9), axis=0)
+    colour, floor, *band = lines.pop("codec")
+    if floor.max() > lines["operator"][1].min() / 30:  # else it would press the others together
+        lines["codec floor"] = colour, floor, *band
+    else:
+        lines[f"codec floor: {floor.mean():.0e}, below"] = colour, [None] * len(floor)
+    curves(axes[-1], range(1, facts.frames), lines, title="error (band: 10 to 90 %)",
+           xlabel="step", ylabel="nRMSE", yscale="log")
+
+
+def draw_trajectories(figure, facts, fields, scores):
+    """Fields (3, T, *grid) of the best, the median and the worst trajectory over x and time; of
+    two axes and more the median at some times."""
+    apart = len(facts.grid) == 1
+    if apart:
+        columns = {f"{CHOICE[k]} (nRMSE {scores[k]:.2g})": k for k in range(3)}
+    else:
+        fields = {name: u[1] for name, u in fields.items()}
+        frames = np.linspace(0, facts.frames - 1, min(facts.frames, 5)).round().astype(int)
+        columns = {f"t = {k * facts.dt:.3g}": k for k in frames}
+        figure.suptitle(f"median trajectory (nRMSE {scores[1]:.2g})", fontsize=10)
+    panels(figure, facts, _rows(fields), columns, apart)
+
+
+def _rows(fields):
+    """Rows of `panels`; the means of ensembles look like the operator, so their spreads."""
+    spreads = [(f"spread of\n{LABELS.get(name[:-7], name[:-7])}", u, "error")
+               for name, u in fields.items() if name.endswith(" spread")]
+    return [("truth", fields["truth"], "field"), ("operator", fields["operator"], "field"),
+            ("error", fields["operator"] - fields["truth"], "error"), *spreads]
+
+
+def film(facts, fields):
+    """One trajectory {name: (T, *grid)} in motion, a PNG for each of some frames: curves, with
+    two deviations of ensembles as bands, or fields. What does not move is drawn once."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.image import imsave
+
+    figure, images, frames = Figure((4.6, 2.6), 110, layout="constrained"), [], []
+    canvas, title = FigureCanvasAgg(figure), figure.suptitle(" ", fontsize=9)
+
+    def lines(k):
+        moving = []
+        for name in [name for name in fields if not name.endswith(" spread")]:
+            u, how = fields[name][k], {"color": COLOURS.get(name, "C6")}
+            moving += axis.plot(points(facts), u, **how, lw=1.6, label=LABELS.get(name, name))
+            if (spread := fields.get(f"{name} spread")) is not None:
+                ends = u - 2 * spread[k], u + 2 * spread[k]
+                moving.append(axis.fill_between(points(facts), *ends, **how, alpha=0.15, lw=0))
+        return moving
+
+    if len(facts.grid) == 1:
+        axis, low, high = figure.subplots(), fields["truth"].min(), fields["truth"].max()
+        edge = 0.1 * (high - low) + 1e-12
+        axis.set(xlabel=facts.axes[0], ylim=(low - edge, high + edge))
+        moving = lines(0)
+        axis.legend(fontsize=8, loc="upper right")
+        for artist in moving:
+            artist.remove()
+    else:
+        images = panels(figure, facts, _rows(fields), {"": 0}, across=True)
+    canvas.draw()
+    still = canvas.copy_from_bbox(figure.bbox)
+    for k in np.unique(np.linspace(0, facts.frames - 1, FILM).round().astype(int)):
+        canvas.restore_region(still)
+        title.set_text(f"t = {k * facts.dt:.3g}")
+        for image, u in images:
+            image.set_data(plane(u[k], facts))
+        moving = [image for image, _ in images] or lines(k)
+        for artist in (title, *moving):
+            artist.draw(canvas.get_renderer())
+        for artist in moving if not images else ():
+            artist.remove()
+        file = io.BytesIO()
+        imsave(file, canvas.buffer_rgba(), format="png")
+        frames.append(file.getvalue())
+    return frames
+
+
+# data and other stages
 def draw_data(figure, fields):
     """Each channel in a row: four trajectories over (x, t), or five frames of the first."""
     facts, times = fields.facts, fields.files[0].times[list(fields.frames)]
-    options = {}
     if len(facts.grid) == 1:
-        panels = {f"trajectory {row}": fields.read([row]).numpy()[0].swapaxes(0, 1)
-                  for row in range(min(4, len(fields)))}
-        options = {"aspect": "auto", "extent": (*facts.domain[0], times[0], times[-1])}
+        u = fields.read(range(min(4, len(fields)))).numpy().swapaxes(1, 2)  # (K, C, T, x)
+        columns = {f"trajectory {k}": k for k in range(len(u))}
     else:
         step = slice(int(facts.steady), None, max(1, (facts.frames - 1) // 4))
         u = fields.read([0], step).numpy()[0]
-        u = u[:, :, u.shape[2] // 2] if len(facts.grid) == 3 else u  # the middle plane
-        panels = {f"t = {t:.3g}": frame for t, frame in zip(times[step], u, strict=True)}
-    values = np.stack([*panels.values()], 1)  # (C, panels, *plane)
-    figure.set_size_inches(2.2 * len(panels) + 1, 2.2 * len(values) + 0.4)
-    grid = figure.subplots(*values.shape[:2], squeeze=False)
-    for axes, name, row in zip(grid, facts.channels, values, strict=True):
-        _images(axes, [(u, row.min(), row.max(), "viridis") for u in row], False, **options)
-        figure.colorbar(axes[0].images[0], ax=axes.tolist(), label=name)
-    for axis, title in zip(grid[0], panels, strict=True):
-        axis.set_title(title)
-    grid[-1, 0].set(xlabel=facts.axes[-1], ylabel="time" if options else facts.axes[-2])
+        columns = {f"t = {t:.3g}": k for k, t in enumerate(times[step])}
+    figure.set_size_inches(2.4 * len(columns) + 1, 2.2 * u.shape[1] + 0.6)
+    panels(figure, facts, [(name, u[:, c], name) for c, name in enumerate(facts.channels)], columns)
+
+
+def draw_ensemble(figure, facts, truth, members):
+    """One trajectory (T, *grid) and members (T, M, *grid): truth, four of them and the spread of
+    all, over x and time or at three times; below, the fan of a point over time."""
+    truth, members = truth.float().numpy(), members.float().numpy()
+    shown, times = min(4, members.shape[1]), facts.dt * np.arange(len(truth))
+    rows = [("truth", truth, "field"),
+            *((f"member {m + 1}", members[:, m], "field") for m in range(shown)),
+            ("spread", members.std(1, ddof=1), "error")]
+    frames = sorted({max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
+    columns = {f"t = {times[k]:.3g}": k for k in frames}
+    if truth.ndim == 2:
+        rows, columns = [(name, u[None], quantity) for name, u, quantity in rows], {"": 0}
+    figure.set_size_inches(14, 2.4 * len(columns) + 4)
+    figure.suptitle(f"{facts.name}: {facts.channels[0]} of a test trajectory")
+    above, below = figure.subfigures(2, height_ratios=(2.4 * len(columns) + 0.8, 3.2))
+    panels(above, facts, rows, columns, across=True)
+    middle, axis = tuple(n // 2 for n in truth.shape[1:]), below.subplots()
+    fan = members[(slice(None), slice(None), *middle)]
+    curves(axis, times, {
+        "mean of the members, 5 to 95 %": ("C0", fan.mean(1), *np.percentile(fan, (5, 95), 1)),
+        "truth": ("black", truth[(slice(None), *middle)])}, xlabel="time",
+        ylabel=facts.channels[0], title=f"the point in the middle, {members.shape[1]} members")
+    axis.plot(times, fan[:, :shown], color="C0", lw=0.7)
+
+
+def draw_steady(figure, facts, inputs, truth, members, scores):
+    """Best, median and worst sample; inputs (3, E, *grid) or None, truth (3, C, *grid), members
+    (3, M, C, *grid), of which the first channel is shown."""
+    truth, members = truth[:, 0].float().numpy(), members[:, :, 0].float().numpy()
+    mean, spread = members.mean(1), members.std(1, ddof=1)
+    columns = {f"{CHOICE[k]} (nRMSE {scores[k]:.2g})": k for k in range(3)}
+    figure.suptitle(f"{facts.name}: {facts.channels[0]}, {members.shape[1]} members, test split")
+    given = [] if inputs is None else [(f"input {facts.inputs[0]}", inputs[:, 0].numpy(), "input")]
+    figure.set_size_inches(10, 2.2 * (5 + len(given)) if truth.ndim > 2 else 4)
+    if truth.ndim > 2:
+        panels(figure, facts, [("solution", truth, "field"), ("mean", mean, "field"),
+                               ("one member", members[:, 0], "field"), ("spread", spread, "error"),
+                               ("error of the mean", mean - truth, "error"), *given], columns, True)
+        return
+    for k, (title, axis) in enumerate(zip(columns, figure.subplots(1, 3), strict=True)):
+        ends = mean[k] - 2 * spread[k], mean[k] + 2 * spread[k]
+        curves(axis, points(facts), {"solution": ("black", truth[k]), "one member": (
+            "C1", members[k, 0]), "mean, two deviations": ("C0", mean[k], *ends)}, title=title,
+               xlabel=facts.axes[0])
+
+
+def draw_codec(figure, facts, u, grid, patch):
+    """Some fields, what the learned codec makes of them, and its error beside the patch codec's."""
+    u, grid, patch = (t[:, 0].float().cpu().numpy() for t in (u, grid, patch))
+    figure.set_size_inches(11, 8)
+    if u.ndim > 2:
+        panels(figure, facts, [("field", u, "field"), ("grid codec", grid, "field"),
+                               ("its error", grid - u, "error"),
+                               ("error of the\npatch codec", patch - u, "error")],
+               {f"field {k + 1}": k for k in range(len(u))})
+        return
+    for k, (left, right) in enumerate(figure.subplots(len(u), 2, squeeze=False)):
+        curves(left, points(facts), {"field": ("black", u[k]), "grid codec": ("C0", grid[k])})
+        curves(right, points(facts), {"patch codec": ("C1", patch[k] - u[k]),
+                                      "grid codec": ("C0", grid[k] - u[k])}, ylabel="error")

@@ -16,12 +16,3 @@ from . import advection1d, burgers1d, darcy2d, diffreact2d, ns2d, reacdiff1d, sw
 
 SOLVERS = dict(advection1d=advection1d, burgers1d=burgers1d, reacdiff1d=reacdiff1d,
                darcy2d=darcy2d, diffreact2d=diffreact2d, swe2d=swe2d, ns2d=ns2d)
-
-
-def residual_of(facts):
-    """What a steady field u (B, C, *grid) leaves of its equation, (B,), as a function of inputs, u
-    and parameters (B, P); None where no bundled solver knows the equation."""
-    if (facts.equation, facts.inputs, facts.params) != (
-            "div(a grad u) + beta = 0", ("a",), ("beta",)) or len(set(facts.grid)) > 1:
-        return None
-    return lambda a, u, params: darcy2d.residual(a, u / params[:, :1, None, None], 1.0)

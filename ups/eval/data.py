@@ -1,0 +1,62 @@
+"""The data of an evaluation: the run's own, or others of which all is test; none are ever made."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+from ups.config import UsageError
+from ups.data.fields import Fields
+from ups.data.find import NoData
+from ups.data.find import open_data as find_fields
+from ups.eval.forecasts import begin
+from ups.latents import TaskLatents
+from ups.stages import facts_of, inherit, own_codec
+from ups.train.ranks import on_main
+
+
+def open_data(accelerator, cfg, operator):
+    """Tasks of the operator (Loaded), with fields that begin where the protocol begins."""
+    known, lineage, tasks = facts_of(operator), operator.config["lineage"], []
+    codecs = {name: own_codec(cfg.run, name, lineage) for name in known}
+    for fields in on_main(accelerator, _find, cfg, operator):
+        name = fields.facts.name if len(known) > 1 else next(iter(known))
+        if name not in known:
+            raise UsageError(f"{fields.files[0].path}: {cfg.run} knows no {name}; it knows "
+                             f"{', '.join(known)}. Give the data that name in --facts.")
+        if lineage.get(f"data of {name}") != fields.digest:
+            if not cfg.data:
+                raise UsageError(f"{cfg.run}: the data of {name} are not those of the training; "
+                                 "put them back, or give --data to judge the run on these.")
+            fields = _as_test(fields, known[name])
+        codec, mark = codecs[name]
+        tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark,
+                                 begin(fields, cfg.protocol), plans=operator.plans(name)))
+    for task in tasks:
+        task.width = max(codec.spec.width for codec, _ in codecs.values())
+        task.params = max(len(facts.params) for facts in known.values())
+    return tasks
+
+
+def _find(cfg, operator):
+    source = inherit(SimpleNamespace(run=cfg.run), operator)
+    source.data = cfg.data or source.data
+    try:
+        return find_fields(source, make=False)
+    except NoData as error:
+        raise error if cfg.data else NoData(
+            f"{error} Where the data of {cfg.run} have moved, say where: --data.") from None
+
+
+def _as_test(fields, facts):
+    """Other data than those of the training, all of them test, with the facts of the training."""
+    path = fields.files[0].path
+    for what in ("channels", "inputs", "axes", "grid", "boundary", "params", "dt"):
+        ours, theirs = (getattr(one, what) for one in (facts, fields.facts))
+        if not (math.isclose(ours, theirs, rel_tol=1e-4) if what == "dt" else ours == theirs):
+            raise UsageError(f"{path}: its {what} {'is' if what == 'dt' else 'are'} {theirs}, of "
+                             f"the training {ours}; only the same can be judged.")
+    fields = Fields(fields.files, fields.stride_x, fields.frames.step, all_test=True)
+    fields.facts = dataclasses.replace(facts, frames=fields.facts.frames)
+    print(f"{facts.name}: {path} is other data than the training had; all {len(fields)} "
+          "trajectories are test.")
+    return fields
