@@ -62,19 +62,19 @@ class RunConfig:
     facts: str = ""              # YAML file with what is true of the data: docs/data.md
     # run
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
-    cache: str = "cache"         # where the latents are; made there when absent
+    cache: str = "cache"         # folder of the latents; made when absent
     recompute: bool = False      # compute activations of a block twice: less memory, more time
-    micro_batch: int = 0         # rows of a process in a forward pass; 0: all; saves memory
-    workers: int = 0             # loader processes per rank; 0 is fast: the cache is mapped
-    compile: bool = False        # compile the model; on CUDA replay each step as one graph
+    micro_batch: int = 0         # rows that a process computes at a time, to save memory; 0: all
+    workers: int = 0             # processes of each rank that load data; 0: it does so itself
+    compile: bool = False        # compile the model; on a GPU also replay steps as CUDA graphs
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
     save_every: int = 500        # steps between two checkpoints
-    keep: int = 2                # checkpoints that are kept
-    minutes: float = 0.0         # in which to train, validate and test; sets --steps; 0: no limit
-    timeout: int = 600           # seconds after which a rank that does not answer ends the run
-    wandb: str = ""              # project of Weights & Biases; empty: none
-    dry_run: bool = False        # take the last steps, evaluate, save, say what the run needs
+    keep: int = 2                # checkpoints to keep, the newest
+    minutes: float = 0.0         # of all, validation and test included; sets --steps; 0: any
+    timeout: int = 600           # seconds after which a silent process is named and all end
+    wandb: str = ""              # Weights & Biases project to log to; empty: none
+    dry_run: bool = False        # take a few steps and say what the run needs, on N GPUs too
 
     def __post_init__(self):
         if getattr(self, "init", ""):
