@@ -17,13 +17,13 @@ import torch
 from ups.config import UsageError
 from ups.train import cost
 from ups.train.checkpoint import checkpoints
-from ups.train.ema import local
+from ups.train.ema import local, reshard
 from ups.train.ranks import PeerFailed, Stopped, everyone, now, on_main
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics
 
 GIB = 2**30
-TEST = 3  # times that the test takes as long as a validation, about
+TEST = 10  # times as long as a validation, about
 
 
 class DryRunDone(Exception):
@@ -63,8 +63,10 @@ def undone(run):
     model, ema, optimizer = (run.parts[name] for name in ("model", "ema", "optimizer"))
     weights, folder, metrics = local(model.parameters()), run.folder, run.metrics
     begin, run.folder = [p.clone() for p in weights], folder / "trial"
-    on_main(run.accelerator, run.folder.mkdir)
     run.metrics = Metrics(run.folder / "metrics.jsonl")
+    if run.accelerator.is_main_process:
+        run.folder.mkdir(exist_ok=True)
+        print(f"--minutes {run.cfg.minutes:g}: a few steps are timed and undone.")
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -75,6 +77,7 @@ def undone(run):
     with torch.no_grad():
         for tensors in (weights, local(ema.shadow), local(ema.best)):
             torch._foreach_copy_(tensors, begin)
+    reshard(model)
     for moment in itertools.chain(*(state.values() for state in optimizer.state.values())):
         moment.zero_()  # as they begin
     ema.updates.zero_()
