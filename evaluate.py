@@ -78,8 +78,9 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
     others = {}
     if perturbed:  # what an ensemble must beat, without a network of its own
         size = sizes["perturbed"] = sizes["dressing"] = cfg.members or max([8, *sizes.values()])
-        others = {"perturbed": drawn(perturbed, task, index, size, cfg.seed),
-                  "dressing": dressed(operator, task, index, accelerator.device, size, cfg.seed)}
+        others = {"perturbed": drawn(perturbed, task, index, size, cfg.seed)}
+        if not task.fields.all_test:  # dressing has the operator's errors on val
+            others["dressing"] = dressed(operator, task, index, accelerator.device, size, cfg.seed)
     tables, milliseconds = measure(accelerator, task, shown | others | plain, test,
                                    members=max(sizes.values(), default=1), title=task.name)
     truth = tables.pop("truth")
