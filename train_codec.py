@@ -11,7 +11,6 @@ test.json and codec.png.
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import torch
@@ -23,7 +22,7 @@ from ups.eval.finish import codec_error, test_codec
 from ups.files import read_json
 from ups.latents import frames_of, open_latents
 from ups.models.codec import CodecConfig
-from ups.models.grid_codec import GridCodecConfig, codec_loss, fit_line, from_patch, measure_weight
+from ups.models.grid_codec import GridCodecConfig, codec_loss, from_patch, measure_weight
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import AdamW, set_lr, warmup_then_linear
@@ -92,16 +91,11 @@ def main(argv=None):
         (task,) = data.tasks
         loader = run.loader(data)
 
-        def frames(split, pieces=16):  # for the closed-form start
-            for u in itertools.islice(frames_of(task.fields, split), pieces):
-                yield u.to(task.codec.weight.device)
-
         # model
         if not 1 <= cfg.width <= task.codec.spec.width:
             raise UsageError(f"--width {cfg.width}: a patch of {task.codec.spec.width} values is "
                              f"compressed to 1 to {task.codec.spec.width} latent channels.")
         model = from_patch(task.codec, cfg.width, cfg.model).to(run.accelerator.device)
-        fit_line(model, lambda: frames("train"), lambda: frames("val"))
         run.compile(model)
         optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
         model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
@@ -136,7 +130,8 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             codec = run.accelerator.unwrap_model(model)
-            measure_weight(codec, next(frames("train"))[:256])
+            u = next(frames_of(task.fields, "train"))[:256]
+            measure_weight(codec, u.to(run.accelerator.device))
             run.export(model, codec.config | {"data": task.fields.digest})
             test_codec(run, codec, task)
 

@@ -1,6 +1,7 @@
 """The yardsticks of benchmarks/: models against independent formulas, bookkeeping of results."""
 
 import json
+import math
 import shlex
 from types import SimpleNamespace
 
@@ -11,11 +12,14 @@ from torch.nn import functional as F
 import train_operator
 from benchmarks import (
     accuracy,
+    apebench,
     baselines,
     budget,
+    fno_ns,
     pdebench,
     ratios,
     rollout,
+    scale,
     scripts,
     speed,
     step,
@@ -387,3 +391,43 @@ def test_a_doubled_grid_has_every_point_twice_along_each_axis(axes):
     ours, = torch.autograd.grad((weight * fine).sum(), x)
     theirs, = torch.autograd.grad((weight * F.interpolate(x, scale_factor=2)).sum(), x)
     assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_vorticity_that_the_force_makes_from_rest_has_a_closed_form():
+    """w is a function of x + y, so nothing is carried: w = f (1 - exp(-k^2 nu t)) / (k^2 nu)."""
+    x = 2 * math.pi / 64 * torch.arange(64, dtype=torch.float64)
+    force = 0.1 * ((x[:, None] + x).sin() + (x[:, None] + x).cos())
+    w = fno_ns.solve(torch.zeros(1, 64, 64, dtype=torch.float64), 5, 2.0)[0]
+    for t in range(5):
+        rate = 8 * math.pi**2 * 1e-5  # k^2 nu on the unit square
+        assert torch.allclose(w[t], force * -math.expm1(-rate * t) / rate, atol=1e-9)
+
+
+def test_initial_vorticity_has_the_published_variance_and_no_mean():
+    w = fno_ns.initial(200, 64, torch.Generator().manual_seed(0))
+    k = torch.fft.fftfreq(64, 1 / 64, dtype=torch.float64)
+    power = 7**3 * (4 * math.pi**2 * (k[:, None] ** 2 + k**2) + 49) ** -2.5
+    assert w.var().item() == pytest.approx(2 * (power.sum() - power[0, 0]).item(), rel=0.05)
+    assert w.mean((1, 2)).abs().max() < 1e-12
+
+
+def test_the_score_is_a_geometric_mean_and_overflow_is_infinite():
+    errors = [1e-2, 1e-4] * (apebench.LEADS // 2)
+    assert apebench.score({"nrmse": [*errors, 7.0]}) == pytest.approx(1e-3)
+    for wrong in ([], errors[1:], [math.nan, *errors], [math.inf, *errors]):
+        assert apebench.score({"nrmse": wrong}) == math.inf
+
+
+@pytest.mark.parametrize("sizes, how", [({"dim": 64, "depth": 2, "modes": 2}, "bf16 recompute"),
+                                        (8, "float32")])
+def test_the_products_of_a_large_step_are_counted(monkeypatch, sizes, how):
+    """Rows times those of one; an MLP has 2 * 3 * 2 * 2 dim^2 operations for each token."""
+    tokens = (1, 64, 64)
+    model, z = scale.build(1, tokens, sizes, how, 16, "cpu")
+    assert torch.isfinite(scale.loss_of(model, z))
+    count = scale.flops(1, tokens, sizes, 16, "cpu")
+    assert scale.flops(3, tokens, sizes, 16, "cpu") == 3 * count
+    if how != "float32":
+        more = scale.flops(1, tokens, sizes | {"depth": 3}, 16, "cpu") - count
+        assert more > 16 * 3 * 2 * 6 * 16**2
+        assert model.body.config.precision == "bfloat16"

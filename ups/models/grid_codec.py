@@ -145,42 +145,6 @@ def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec
 
 
 @torch.no_grad()
-def fit_line(codec: GridCodec, batches, val_batches) -> None:
-    """Set the decoder's linear part in closed form: the start that training improves on.
-
-    Least squares of s* f(y) = a - [s_D y, 0] over the tokens around each one, a field counting by
-    1 / |u| as in a relative error; of a few ridges, and no line at all, the best on val is taken.
-    """
-    (gram, cross), (val_gram, val_cross) = (_normal(codec, b()) for b in (batches, val_batches))
-    best, solution = 0.0, torch.zeros_like(cross)
-    for noise in (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3):  # as if the latents carried it
-        ridge = noise**2 * gram[-1, -1] * torch.ones_like(gram[0])
-        line = torch.linalg.solve(gram + ridge.diag(), cross)
-        loss = (line * (val_gram @ line - 2 * val_cross)).sum().item()
-        best, solution = min((best, solution), (loss, line), key=lambda pair: pair[0])
-    line = codec.decoder.line
-    line.weight += solution[:-1].mT.reshape(line.weight.shape).to(line.weight)
-    line.bias += solution[-1].to(line.bias)
-
-
-def _normal(codec: GridCodec, batches) -> tuple[Tensor, Tensor]:
-    """The sums of least squares, in float64: what the decoder misses on the 3^d tokens around."""
-    axes, full, gram, cross = len(codec.tokens), codec.full, 0, 0
-    for u in batches:
-        z = codec.encode(u)
-        gap = (full.encode(u) - full.encode(codec.decode(z))) * full.scale / full.scale[codec.first]
-        near = padded(codec.free(z).mT.unflatten(2, codec.tokens), codec.periodic)
-        for axis in range(axes):
-            near = near.unfold(2 + axis, 3, 1)
-        near = near.flatten(2 + axes).movedim(1, -2).flatten(-2).flatten(1, axes)  # (B, N, D 3^d)
-        near = F.pad(near, (0, 1), value=1.0)  # for the bias
-        size = (u.flatten(2).square().mean(2) / full.std**2).mean(1).sqrt() + 1e-3
-        x, y = ((t.double() / size[:, None, None]).flatten(0, 1) for t in (near, gap))
-        gram, cross = gram + x.mT @ x, cross + x.mT @ y
-    return gram, cross
-
-
-@torch.no_grad()
 def measure_weight(codec: GridCodec, u: Tensor, step: float = 1e-2) -> None:
     """Set `weight` to what a small error in each latent channel does to the decoded field."""
     z = codec.encode(u)
