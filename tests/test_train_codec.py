@@ -32,7 +32,8 @@ def flags(tmp_path, data, *more, run="run"):
 
 
 def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data, capsys):
-    train_codec.main(flags(tmp_path, data, "--steps", 160, "--patch", 4, "--width", 1))
+    train_codec.main(flags(tmp_path, data, "--steps", 160, "--patch", 4, "--width", 1,
+                           "--lr", 4e-3))
     stage = tmp_path / "run" / "codec" / "burgers1d"
     result = json.loads((stage / "test.json").read_text())["tasks"]["burgers1d"]
     assert result["compression"] == 4.0 and result["tokens"] == [1, 1, 16]
