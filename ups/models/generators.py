@@ -122,7 +122,7 @@ class ResidualLaw(nn.Module):
             scale = scale + self.norm(r.flatten(1, 3), task).square().sum()
             count += len(r)
         self.get_buffer(f"law{task}")[0] += (scale / count).log() / 2  # colour has size 1
-        values, vectors = torch.linalg.eigh(total / scale)
+        values, vectors = torch.linalg.eigh((total / scale).cpu())
         values = values.clamp(min=FLOOR * values.max().item()).sqrt()
         for name, part in (("root", values), ("inverse", 1 / values)):
             root = (vectors * part[..., None, :]) @ vectors.mH
@@ -156,8 +156,8 @@ class Ensemble(LatentOperator):
         if vector is None:
             return super().forward(z0, dt, cond, task, inputs)
         more = self.vector(vector)[:, None, None, None].chunk(6 * len(self.body.blocks), -1)
-        modulation = [[m + next(part) for m in block] for part in [iter(more)]
-                      for block in self.modulate(dt, cond, task)]
+        modulation = [[m + part for m, part in zip(block, more[6 * i:6 * i + 6], strict=True)]
+                      for i, block in enumerate(self.modulate(dt, cond, task))]
         z1 = super().forward(z0, dt, cond, task, inputs, modulation, self.field[task](field))
         size = self.law.size((z1 - z0).detach(), task)
         r = size * self.conserve(self.gain[task] * field, task)

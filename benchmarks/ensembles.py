@@ -1,0 +1,277 @@
+"""Ensembles after the same seconds of training: three generators, the control, and what costs none.
+
+    python -m benchmarks.ensembles --task stochastic --seconds 300 --parallel
+    python -m benchmarks.ensembles --task burgers1d --parallel
+    python -m benchmarks.ensembles --task ns2d --parallel
+
+    stochastic   ns2d with noise, 2000 trajectories, against 512 continuations by the solver
+    burgers1d    nu = 0.001: its state determines the next
+    ns2d         likewise, seen at every fourth point
+
+It makes the data, trains an operator, and on top of it, for --seconds each: the ensemble, the
+control (the operator trained on in the same way, with absolute errors, one member and no noise),
+the diffusion, its student, and an operator of another seed. Steps are timed first and their number
+follows; compilation and validation are not counted. With --parallel, trainings that do not need
+each other share the device, and the second of each is shorter. The same command again goes on with
+what is missing, and --pieces names some. In quotes, flags change a piece: --ensemble "--length 4".
+Val chooses, test is judged once; the table comes last.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+import train_consistency
+import train_diffusion
+import train_ensemble
+import train_operator
+from benchmarks import scripts
+from benchmarks.budget import WARMUP, steps_within, trial_steps
+from benchmarks.tables import device_name, heading, row
+from ups.config import UsageError, check, command, parse
+from ups.eval.ensemble import drawn, dressed
+from ups.eval.ensemble_scores import SCORES, against_truth
+from ups.eval.forecasts import make_forecasts
+from ups.eval.measure import measure, summarise
+from ups.eval.metrics import DEFINITIONS
+from ups.files import read_json, write_json
+from ups.latents import open_tasks
+from ups.stages import load_generator, load_operator
+from ups.train.ranks import make_accelerator
+
+ROOT = Path(__file__).resolve().parent.parent
+NET = "--model.dim 128 --model.kernel 3 --ema 0.999"
+TASKS = {  # how data are made, and the flags of the operator
+    "stochastic": ("ns2d --forcing stochastic --samples 2000 --truth 512",
+                   f"{NET} --batch_size 64 --lr 4e-3 --tasks ns2d_stochastic"),
+    "burgers1d": ("burgers1d --preset medium --nu 0.001",
+                  "--batch_size 64 --ema 0.999 --tasks burgers1d"),
+    "ns2d": ("ns2d --preset medium",
+             f"{NET} --batch_size 64 --stride_x 4 --codec.patch 2 --tasks ns2d"),
+}
+FLAGS = {"ensemble": "--batch_size 64 --ema 0.999", "control": "--batch_size 64 --ema 0.999",
+         "diffusion": f"--batch_size 128 {NET}", "consistency": "--batch_size 64 --ema 0.999",
+         "seed": ""}
+PIECES = ("data", "operator", *FLAGS, "judge")
+SCRIPTS = {"operator": train_operator, "ensemble": train_ensemble, "control": train_ensemble,
+           "diffusion": train_diffusion, "consistency": train_consistency, "seed": train_operator}
+TRAINED = {"seed": "operator, another seed", "control": "control", "ensemble": "ensemble",
+           "diffusion": "diffusion", "consistency": "student"}
+LEADS = 1, 2, 4, 8, 16, 32
+TRUTH_MEMBERS = 64  # of ensembles beside the solver's own
+TITLES = {"crps": "fair CRPS", "crps_block": "CRPS of means over 4 points an axis",
+          "nrmse": "nRMSE of the mean", "vrmse": "VRMSE of the mean",
+          "spread_skill": "spread / skill", "coverage_50": "in the central 50 %",
+          "coverage_90": "in the central 90 %", "spectrum_error": "high-band spectrum error"}
+TRUTH = {"mean": "error of the mean / true spread", "spread": "spread / true spread",
+         "crps": "CRPS / the truth's own", "crps_block": "CRPS of 8 x 8 means / the truth's own",
+         "energy": "energy above k = 12 / the truth's"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: str = "stochastic"     # stochastic, burgers1d or ns2d
+    seconds: float = 100.0       # of training, for each generator and the control
+    operator_seconds: float = 60.0  # of the operator before it
+    pieces: tuple[str, ...] = PIECES  # what to do now, of these
+    parallel: bool = False       # trainings that do not need each other at the same time
+    members: int = 16            # of the ensembles that are judged
+    split: str = "test"          # val: to choose settings
+    data: str = ""               # further settings of the data: "--samples 500 --truth 64"
+    operator: str = ""           # further flags of each training, in quotes
+    ensemble: str = ""
+    control: str = ""
+    diffusion: str = ""
+    consistency: str = ""
+    seed: str = ""
+    base: str = ""               # folder of another --out whose operator is taken
+    out: str = "benchmarks/results/ensembles"  # a folder for each task
+
+    def __post_init__(self):
+        check(self, seconds=(0.1, 1e6), operator_seconds=(0.1, 1e6), members=(2, 4096))
+        if self.task not in TASKS or self.split not in ("val", "test"):
+            raise UsageError(f"--task is one of {', '.join(TASKS)}, --split val or test.")
+        if unknown := {*self.pieces} - {*PIECES}:
+            raise UsageError(f"--pieces {min(unknown)}: they are {', '.join(PIECES)}.")
+
+
+def folder_of(cfg, piece):
+    """The run of a piece: the control and the second operator have one of their own."""
+    own = piece if piece in ("control", "seed") else "run"
+    return Path(cfg.out).resolve() / cfg.task / own
+
+
+def stage_of(piece):
+    return {"control": "ensemble", "seed": "operator"}.get(piece, piece)
+
+
+def train(cfg, piece):
+    """Train a piece in a process of its own, unless it is done."""
+    folder = folder_of(cfg, piece)
+    if read_json(folder / stage_of(piece) / "exit.json").get("status") == "done":
+        return
+    if piece == "control" and not folder.exists():
+        copy_operator(folder_of(cfg, "operator"), folder)
+    log = folder.parent / f"{piece}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    code = "import sys; from benchmarks.ensembles import work; work(*sys.argv[1:])"
+    print(f"training {cfg.task}, {piece}: see {log}", file=sys.stderr)
+    with open(log, "w") as file:
+        job = json.dumps(dataclasses.asdict(cfg))
+        done = subprocess.run([sys.executable, "-c", code, piece, job], cwd=ROOT, stdout=file,
+                              stderr=file, env=scripts.CHILD)
+    if done.returncode:
+        raise UsageError(f"{piece} failed: {log} says {log.read_text()[-300:]}")
+
+
+def copy_operator(run, folder):
+    for part in ("codec", "operator"):
+        shutil.copytree(run / part, folder / part)
+
+
+def work(piece, job):
+    """Time some steps of a piece in a copy of its run, then train it for its seconds."""
+    cfg = Config(**{key: tuple(value) if isinstance(value, list) else value
+                    for key, value in json.loads(job).items()})
+    script, folder, cuda = SCRIPTS[piece], folder_of(cfg, piece), torch.cuda.is_available()
+    first = stage_of(piece) == "operator"
+    flags = [*shlex.split(TASKS[cfg.task][1] if first else FLAGS[piece]),
+             *shlex.split(getattr(cfg, piece)),
+             *(["--draws", "1"] if piece == "control" else []),
+             *(["--seed", "1"] if piece == "seed" else [])]
+    data = ["--data", str(folder.parent / "data")] if first else []
+    few, timed = trial_steps(cuda)
+
+    def words(run, steps, every):
+        return [*flags, *data, *scripts.argv({
+            "run": run, "cache": folder.parent / "cache", "steps": steps, "eval_every": every,
+            "save_every": every, "log_every": max(1, steps // 20), "compile": cuda,
+            "warmup": max(1, round(WARMUP * steps))})]
+
+    probe = folder.with_name(f"{piece}_probe")
+    shutil.rmtree(probe, ignore_errors=True)
+    if not first:
+        copy_operator(folder, probe)
+    if piece == "consistency":
+        shutil.copytree(folder / "diffusion", probe / "diffusion")
+    nothing = {"validate": lambda *args: {"val/nrmse_rollout": math.inf},
+               "validate_ensemble": lambda *args: {"val/crps_ratio": math.inf},
+               "test_operator": lambda *args: None, "finish_ensembles": lambda *args: None}
+    speed = scripts.speed(script, words(probe, few + timed, few + timed), timed,
+                          **{name: f for name, f in nothing.items() if hasattr(script, name)})
+    shutil.rmtree(probe)
+    seconds = cfg.operator_seconds if first else cfg.seconds
+    steps = steps_within(seconds, 1 / speed)
+    scripts.run(script, words(folder, steps, -(-steps // 4)))
+    write_json(folder.parent / f"{piece}.json", {"steps": steps, "seconds": seconds,
+                                                 "flags": " ".join(flags)})
+
+
+def judge(cfg):
+    """The table of a task: every row by every measure at some leads."""
+    accelerator, run = make_accelerator(), folder_of(cfg, "operator")
+    operator = load_operator(run)
+    operator.model.to(accelerator.device)
+    task, = open_tasks(accelerator, operator.settings)
+    perturbed = load_generator(run, "operator", operator).model
+    one = make_forecasts(task, 0, operator.model)["operator"]
+    rows = {"operator": lambda members: one,  # name -> its forecast with so many members
+            "dressing, no network": functools.partial(dressed, operator.model, task, 0,
+                                                      accelerator.device)}
+    rows[f"perturbed input {perturbed.perturbation[0]:g}"] = functools.partial(
+        drawn, perturbed, task, 0)
+    single = {"operator"}
+    for piece, title in TRAINED.items():
+        folder, stage = folder_of(cfg, piece), stage_of(piece)
+        if read_json(folder / stage / "exit.json").get("status") != "done":
+            continue
+        parent = operator if folder == run else load_operator(folder)
+        model = load_generator(folder, stage, parent).model
+        (parent.model if piece == "seed" else model).to(accelerator.device)
+        if folder != run:  # neither noise in it nor on its first state
+            model.perturbation = None
+            single.add(title)
+            rows[title] = lambda members, model=model: drawn(model, task, 0, 1)
+            continue
+        if piece == "diffusion":
+            white = load_generator(folder, stage, operator).model.to(accelerator.device)
+            white.calls = 0
+            rows["coloured residual, no network"] = functools.partial(drawn, white, task, 0)
+        title += f", {model.calls} call{'s' * (model.calls > 1)}"
+        rows[title] = functools.partial(drawn, model, task, 0)
+    forecasts = {name: make(cfg.members) for name, make in rows.items()}
+    count = {name: 1 if name in single else cfg.members for name in rows}
+    chosen = task.fields.split(cfg.split)
+    tables, milliseconds = measure(accelerator, task, forecasts, chosen, only=SCORES,
+                                   members=cfg.members)
+    tables.pop("truth", None)
+    result = {"task": cfg.task, "split": cfg.split, "trajectories": len(chosen),
+              "members": cfg.members, "device": device_name(),
+              "pieces": {piece: read_json(run.parent / f"{piece}.json") for piece in SCRIPTS},
+              "milliseconds": {name: milliseconds[name] / count[name] for name in forecasts},
+              "scores": {name: summarise(table, tables["operator"], task.fields.facts,
+                                         count[name])["scores"]
+                         for name, table in tables.items()}}
+    truth = task.fields.files[0].path.with_suffix(".truth")
+    if truth.exists() and cfg.split == "test":
+        more = {name: make(TRUTH_MEMBERS) for name, make in rows.items()}
+        result["truth"] = against_truth(accelerator, task, truth, more)
+    write_json(run.parent / f"judged_{cfg.split}.json", result)
+    show(result)
+
+
+def show(result):
+    """Print the tables of a task."""
+    steps = ", ".join(f"{piece} {one['steps']:,} steps in {one['seconds']:g} s"
+                      for piece, one in result["pieces"].items() if one)
+    print(f"\n{result['task']}, {result['trajectories']} {result['split']} trajectories, "
+          f"{result['members']} members, {result['device']}: {steps}")
+    for score, title in TITLES.items():
+        heading(title, "", *(f"step {k}" for k in LEADS), "all")
+        for name, scores in result["scores"].items():
+            if score in scores:
+                by_lead = scores[score]["by_lead"]
+                row(name, *(f"{by_lead[k - 1]:.3g}" for k in LEADS if k <= len(by_lead)),
+                    f"{scores[score]['all']:.3g}")
+    for score, title in TRUTH.items() if "truth" in result else ():
+        heading(title, "", *(f"step {k}" for k in result["truth"]["leads"]))
+        for name, scores in result["truth"]["scores"].items():
+            row(name, *(f"{value:.3g}" for value in scores[score]))
+    heading("CRPS / the operator's absolute error, mean over leads", "", "ratio", "ms")
+    for name, scores in result["scores"].items():
+        alone = result["scores"]["operator"]["crps"]["by_lead"]
+        shares = [a / b for a, b in zip(scores["crps"]["by_lead"], alone, strict=True)]
+        row(name, f"{sum(shares) / len(shares):.3f}", f"{result['milliseconds'][name]:.3g}")
+    print(f"\nms: of a step of one member. {DEFINITIONS['crps']}.")
+
+
+def main(argv=None):
+    cfg = parse(Config, argv, __doc__)
+    home = folder_of(cfg, "operator").parent
+    if "data" in cfg.pieces:
+        made = subprocess.run([sys.executable, "-m", "ups.data", "make",
+                               *shlex.split(TASKS[cfg.task][0]), *shlex.split(cfg.data),
+                               "--out", str(home / "data")], cwd=ROOT)
+        if made.returncode:
+            raise UsageError("the data could not be made; the message above says why.")
+    if cfg.base and not (home / "run").exists():
+        copy_operator(Path(cfg.base).resolve() / cfg.task / "run", home / "run")
+    waves = [["operator"], ["ensemble", "control", "diffusion", "seed"], ["consistency"]]
+    for wave in waves:
+        with ThreadPoolExecutor(4 if cfg.parallel else 1) as pool:
+            list(pool.map(functools.partial(train, cfg), [p for p in wave if p in cfg.pieces]))
+    if "judge" in cfg.pieces:
+        judge(cfg)
+
+
+if __name__ == "__main__":
+    command(main)
