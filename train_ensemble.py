@@ -19,7 +19,7 @@ import torch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
-from ups.models.generators import Ensemble, fair_crps
+from ups.models.generators import Ensemble, Perturbed, fair_crps
 from ups.models.latent_operator import OperatorConfig
 from ups.stages import inherit, load_operator
 from ups.train import noise
@@ -111,6 +111,7 @@ def main(argv=None):
         optimizer = Muon(model, cfg.lr, weight_decay=cfg.weight_decay)  # AdamW for the rest
         model, optimizer, loader = run.accelerator.prepare(model, optimizer, loader)
         ensemble = run.accelerator.unwrap_model(model)
+        generator = ensemble if cfg.draws > 1 else Perturbed(ensemble, None)    # the control
         ema = EMA(model, cfg.ema)
         backward = Backward(run, model, partial(ensemble_loss, tasks=data.tasks, anchor=cfg.anchor))
         run.resume(model, optimizer, ema, backward,
@@ -134,7 +135,7 @@ def main(argv=None):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
             if run.every(cfg.eval_every):
                 with ema.applied(model):
-                    scores = validate_ensemble(run, operator.model, ensemble, data.tasks)
+                    scores = validate_ensemble(run, operator.model, generator, data.tasks)
                 run.log(scores)
                 ema.keep_best(scores["val/crps_ratio"])
             if run.every(cfg.save_every) or run.stopping:
@@ -143,7 +144,7 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             run.export(model, {key: operator.config[key] for key in ("model", "tasks", "fields")})
-            finish_ensembles(run, operator, {"ensemble, 1 call": ensemble}, data.tasks)
+            finish_ensembles(run, operator, {"ensemble, 1 call": generator}, data.tasks)
 
 
 if __name__ == "__main__":

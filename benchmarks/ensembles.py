@@ -45,6 +45,7 @@ from ups.eval.measure import measure, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.files import read_json, write_json
 from ups.latents import open_tasks
+from ups.models.generators import Perturbed
 from ups.stages import load_generator, load_operator
 from ups.train.ranks import make_accelerator
 
@@ -198,9 +199,9 @@ def judge(cfg):
         model = load_generator(folder, stage, parent).model
         (parent.model if piece == "seed" else model).to(accelerator.device)
         if folder != run:  # neither noise in it nor on its first state
-            model.perturbation = None
             single.add(title)
-            rows[title] = lambda members, model=model: drawn(model, task, 0, 1)
+            alone = Perturbed(parent.model if piece == "seed" else model, None)
+            rows[title] = lambda members, alone=alone: drawn(alone, task, 0, 1)
             continue
         if piece == "diffusion":
             white = load_generator(folder, stage, operator).model.to(accelerator.device)

@@ -93,7 +93,7 @@ def dressed(operator, task, index, device, members, seed=0):
                 for k, z in enumerate(line(s), start=1)]
 
     def forecast(s):
-        for k, (z, size) in enumerate(zip(line(s), errors(), strict=True), start=1):
+        for k, (z, size) in enumerate(zip(line(s), errors(), strict=False), start=1):
             noise = member_noise(seed, s.chosen, members, device, k, math.prod(z.shape[1:]))
             yield task.decode(z[:, None] + size * noise.unflatten(2, z.shape[1:]))
 

@@ -111,7 +111,7 @@ class ResidualLaw(nn.Module):
         logs = torch.cat([torch.stack([self.norm(x, task).double().clamp(min=1e-12).log()
                                        for x in pair], 1) for pair in pairs])
         variance, mean = torch.cov(logs.T, correction=0), logs.mean(0)
-        b = (variance[0, 1] / (variance[0, 0] + 0.01)).clamp(0, 2)  # no slope from no variation
+        b = (variance[0, 1] / (variance[0, 0] + 1e-3)).clamp(0, 2)  # no slope from no variation
         least, most = logs[:, 0].min().exp(), logs[:, 1].max().exp()
         self.get_buffer(f"law{task}").copy_(torch.stack([mean[1] - b * mean[0], b, least, most]))
         total, count, scale = 0, 0, 0
