@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 # files that start processes and wait for them; with two workers one of them must not come last
 LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator",
         "test_fault_silence",
-        "test_fault_restart", "test_parallel_parts", "test_ensembles",
+        "test_parallel_parts", "test_ensembles",
         "test_fault_step", "test_dry_run", "test_train_codec", "test_train_steady",
         "test_evaluate", "test_fields")
 

@@ -8,12 +8,16 @@ import types
 
 import pytest
 import torch
+from accelerate import Accelerator
 from launching import ROOT, environment
 
+import train_operator
 from ups import files
 from ups.config import UsageError, command
 from ups.data.make import make
+from ups.latents import open_tasks
 from ups.simulator import Simulator
+from ups.stages import load_codec
 from ups.train import ranks
 
 sys.path.append(str(ROOT / "tests" / "train"))
@@ -93,3 +97,14 @@ def test_spaces_umlauts_no_home_no_locale_no_network(tmp_path):
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     folder = place / "runs/größer ist besser/operator"
     assert {"test.json", "exit.json", "rollout.png"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_codec_is_fitted_once_and_its_latents_are_those_of_every_stage(tmp_path):
+    make("burgers1d", out=tmp_path / "data", samples=40, grid=32, frames=5)
+    cfg = train_operator.Config(run=str(tmp_path / "run"), data=(str(tmp_path / "data"),),
+                                cache=str(tmp_path / "cache"))
+    first, second = (open_tasks(Accelerator(cpu=True), cfg, "train")[0] for _ in range(2))
+    codec, mark = load_codec(tmp_path / "run" / "codec" / "burgers1d" / "model")
+    assert first.fingerprint == second.fingerprint == mark
+    u = first.fields.read(first.fields.split("train")[:3]).flatten(0, 1)
+    assert torch.equal(codec.encode(u), second.cache.z[0][:3].flatten(0, 1))

@@ -13,7 +13,6 @@ Each scenario trains in RUN/NAME. Its keys say what goes wrong, at `step`, on `r
     sleep     never answer again: "light" until a signal, "deep" until SIGKILL
     hold      wait for a signal; a file `held` says that both ranks do
     restarts  so many times this launch kills a rank, one step later each time
-    seed      faults drawn at random in every step
     pace      seconds that every step takes longer
 
 What each rank did goes to RUN/NAME/rankR.json, every collective to RUN/NAME/collectivesR.txt.
@@ -23,7 +22,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import resource
 import signal
 import sys
@@ -169,14 +167,6 @@ def turns(run, fault):
             (run.folder / f"held{run.accelerator.process_index}").write_text("yes")
             while not run.stop_requested:
                 time.sleep(0.02)
-        if "seed" in spec:
-            draw = random.Random(f"{spec['seed']} {step} {run.accelerator.process_index}")
-            fault.fired = 0
-            where = draw.choice([None] * 6 + ["forward", "backward"])
-            fault.spec = {**spec, "step": step, "oom": where, "micro": draw.choice([0, -1])}
-            run.backward.micro_batch = 6  # else memory could run out three times only
-            full = draw.random() < 0.1
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000 if full else -1, FULL_SIZE[1]))
         if fault.due("kill") and "point" not in spec:
             os.kill(os.getpid(), getattr(signal, spec["kill"]))
         if fault.due("kill") and "point" in spec:
