@@ -46,7 +46,7 @@ case "$*" in
     *check_machine*) exec python -m launch.check_machine ;;
 esac
 [ -z "$ALONE" ] || { shift 3; exec python "$@"; }
-exec {accelerate} "$@"
+exec ACCELERATE "$@"
 """
 
 
@@ -63,7 +63,7 @@ def checkout(tmp_path):
     stage = STAGE.format(tests=ROOT / "tests" / "train")
     (folder / "train_operator.py").write_text(stage)
     (folder / "bin").mkdir()
-    shim = SHIM.format(accelerate=Path(sys.executable).with_name("accelerate"))
+    shim = SHIM.replace("ACCELERATE", str(Path(sys.executable).with_name("accelerate")))
     (folder / "bin" / "accelerate").write_text(shim)
     (folder / "bin" / "accelerate").chmod(0o755)
     (folder / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
