@@ -43,6 +43,7 @@ class Part:
     tasks: tuple[TaskSpec, ...] = (NAMED,)
     micro_batch: int = 0
     compile: bool = False
+    recompute: bool = False
     precision: str = "no"
 
 
@@ -59,6 +60,7 @@ PARTS = {
     "tasks_pdet": Part(size("pdet", 3, window=2), tasks=(LINE, SQUARE, BOX)),
     "micro_batch": Part(size("fourier", 1), micro_batch=3),
     "compile": Part(size("fourier", 1), compile=True),
+    "recompute": Part(size("fourier", 2), recompute=True),
     "bf16": Part(size("fourier", 1), precision="bf16"),
     "bf16_tasks": Part(size("pdet", 3, window=2), tasks=(NAMED, SQUARE),
                        precision="bf16"),
@@ -120,6 +122,8 @@ def train(name, strategy, folder):
     accelerator = run.accelerator
     dtype = torch.float64 if part.precision == "no" else torch.float32
     model = LatentOperator(part.model, part.tasks).to(dtype)
+    for block in model.body.blocks:
+        block.recompute = part.recompute
     if part.compile:
         torch.compiler.reset()
         model.compile(dynamic=False, backend="aot_eager")
