@@ -28,16 +28,19 @@ from benchmarks import scripts
 from benchmarks.accuracy import make_data
 from benchmarks.baselines import chosen_for, conditions, load_baseline, train_baseline
 from benchmarks.budget import VAL, WARMUP, steps_within, trial_steps
-from benchmarks.speed import by_baseline, by_solver, timed
 from benchmarks.tables import device_name, heading, row
 from ups.config import check, command, parse
 from ups.data.find import open_fields
+from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE, nrmse
 from ups.files import write_json
 from ups.latents import open_tasks
+from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.rollout import waves, within
 from ups.simulator import Simulator
+from ups.train.ranks import now
+from ups.train.step import CudaGraphed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,39 @@ def show(one, solver):
         f"{solver[2] / alone:.2f}", f"{error:.2e}", f"{a_step:.1f}")
 
 
+def by_solver(task, fields, coarse):
+    """The solver on every `coarse`-th point of each axis, read at the points of the data."""
+    solver, spec = SOLVERS[task], fields.facts
+    params = dict(zip(spec.params, fields.params(torch.tensor([0]))[0].tolist(), strict=True))
+    end, axes = spec.dt * (spec.frames - 1), len(spec.grid)
+    nodes = task == "ns2d"  # its values stand at i / n, all others in cell centres
+    offset = 0.0 if nodes else 0.5
+    points = torch.cartesian_prod(*[(torch.arange(n) + offset) / n for n in spec.grid])
+    points = points.reshape(-1, axes)
+
+    def solve(u, _):
+        if coarse > 1 and nodes:
+            u = u[(..., *[slice(None, None, coarse)] * axes)]
+        elif coarse > 1:  # a finite volume holds the mean of its cells
+            for axis in range(axes):
+                u = u.unflatten(2 + axis, (-1, coarse)).mean(3 + axis)
+        u = solver.solve(u.contiguous(), end, 2, **params)[:, -1]
+        if coarse == 1:
+            return u
+        u = interpolate(u, points.to(u.device), spec.periodic, offset, fourier=nodes)
+        return u.mT.unflatten(2, spec.grid)
+
+    return solve
+
+
+def by_baseline(model, steps):
+    def roll(u, cond):
+        for _ in range(steps):
+            u = model(u, cond)
+        return u
+    return roll
+
+
 def by_operator(sim, name, longest, frames):
     """As the Simulator rolls out, whole batches at a time."""
     task, index = sim.tasks[name], list(sim.tasks).index(name)
@@ -120,6 +156,19 @@ def by_operator(sim, name, longest, frames):
         return sim._replay(key, [u, cond[:, 1:], None])[:, -1]
 
     return roll, len(waves([frames], within(task.plans, longest)))
+
+
+def timed(function, u, cond, graph, repeats):
+    """The last frame, and the seconds that it takes (best of some)."""
+    call = CudaGraphed(lambda: function(u, cond), graph)
+    for _ in range(4 if graph else 1):
+        last = call()
+    seconds = []
+    for _ in range(repeats):
+        begin = now()
+        call()
+        seconds.append(now() - begin)
+    return last, min(seconds)
 
 
 @products("highest")

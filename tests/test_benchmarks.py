@@ -21,7 +21,6 @@ from benchmarks import (
     rollout,
     scale,
     scripts,
-    speed,
     step,
 )
 from benchmarks.fno import FNO, FNOConfig, Spectral
@@ -203,29 +202,6 @@ def test_a_model_that_cannot_be_trained_says_so_in_a_sentence(small, capfd):
     out, err = capfd.readouterr()
     assert "nRMSE" not in out and "Traceback" not in err
     assert "there is no learned codec yet" in err.split("failed: ")[1]
-
-
-def test_speed_reads_the_errors_of_the_last_frame_that_accuracy_measured(small, capsys):
-    out, _, _ = small
-    argv = ["--task", "advection1d", "--results", str(out), "--batch", "64", "--repeats", "1"]
-    speed.main(argv)
-    lines = [line.split("|") for line in capsys.readouterr().out.splitlines()]
-    rows = {words[1].strip(): words[-2] for words in lines if len(words) == 7}
-    rows = {name: float(error) for name, error in list(rows.items())[2:]}  # below the heading
-    assert rows["solver"] < 1e-5 < rows["solver, 1/4 of the points"]
-    for path in out.glob("*/result.json"):
-        result = read_json(path)
-        last = result["scores"]["by_lead"][-1]
-        assert rows[result["kind"]] == pytest.approx(last, rel=5e-3)  # three digits are printed
-    path, = out.glob("*_fno_*/result.json")
-    other = out / "advection1d_fno_other"  # better, but trained on other data
-    other.mkdir()
-    (other / "result.json").write_text(json.dumps(
-        read_json(path) | {"folder": str(other), "curve": [[0.3, 0.0]]}))
-    cfg = speed.Config(task="advection1d", results=str(out))
-    assert speed.stored(cfg, "fno") == (other, str(other))
-    assert speed.stored(cfg, "fno", read_json(path)["folder"])[0] == path.parent
-    assert speed.stored(cfg, "fno", "elsewhere") is None
 
 
 def test_the_step_benchmark_asks_the_script_for_what_it_means(tmp_path):
