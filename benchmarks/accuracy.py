@@ -142,7 +142,8 @@ def train_operator(cell, folder):
                              validate=lambda *args: {"val/nrmse_rollout": math.inf},
                              test_operator=lambda *args: None)
     steps = cell["steps"] or steps_within(cell["seconds"], step)
-    scripts.run(script, words("run", steps, MOMENTS), test_operator=finish)
+    moments = MOMENTS if cell["split"] == "test" else 2  # a sweep
+    scripts.run(script, words("run", steps, moments), test_operator=finish)
     lines = Metrics(folder / "run" / "operator" / "metrics.jsonl").read()
     curve = [(line["step"] * step, line["val/nrmse_rollout"]) for line in lines
              if "val/nrmse_rollout" in line]
