@@ -1,43 +1,104 @@
-"""What does it cost that the ranks agree in every step, beside the all-reduce of the gradients?
+"""What does it cost that the ranks agree in every step?
 
-    accelerate launch --config_file 2gpu.yaml -m benchmarks.agreement
     accelerate launch --config_file 2gpu.yaml --num_processes 8 -m benchmarks.agreement
 
-Milliseconds of a step, without forward and backward, taken in turns: the all-reduce alone, the
-all-reduce in which the ranks also say how their step went (`ups.train.ranks.Agreement`), and the
-all-reduce after a barrier and a reduction on the CPU, as a side channel would do it.
+    for r in 0 1; do NCCL_HOSTID=node$r NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo \\
+        accelerate launch --config_file 2gpu.yaml --num_machines 2 --num_processes 2 \\
+        --machine_rank $r --main_process_ip 127.0.0.1 --main_process_port 29511 \\
+        -m benchmarks.agreement & done; wait                               # two ranks, one card
+
+First milliseconds of communication, taken in turns: the all-reduce of the gradients alone, that in
+which the ranks also say how their step went (`ups.train.ranks.Agreement`), and that after a barrier
+and a reduction on the CPU, as a side channel would do it. Then those of a whole training step of a
+small operator, graphs on a GPU, with agreement and with the all-reduce alone.
 """
 
 import dataclasses
 import statistics
 from datetime import timedelta
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.tables import device_name, heading, row
 from ups.config import UsageError, check, command, parse
+from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.train.optim import Muon
 from ups.train.ranks import Agreement, make_accelerator, now
+from ups.train.step import Backward, CudaGraphed
 
 TIMEOUT = timedelta(seconds=600)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    parameters: int = 200_000  # whose gradients are reduced
-    steps: int = 400           # of each kind, in turns; the median counts
+    rows: int = 32    # of a batch, on each rank
+    tokens: int = 64  # of a row
+    steps: int = 200  # of each kind, in turns; the median counts
 
     def __post_init__(self):
-        check(self, parameters=(1, 10**10), steps=(1, 10**6))
+        check(self, rows=(1, 10**6), tokens=(16, 10**6), steps=(1, 10**6))
+
+
+class Mute:
+    """All-reduce and say nothing."""
+
+    late, share, read = True, staticmethod(lambda buffer, code: dist.all_reduce(buffer)), list
+
+
+def loss(model, batch):
+    z, dt = batch["z"], batch["dt"]
+    return (model(z, dt, dt[:, None], 0) - 0.9 * z).square().mean((1, 2))
+
+
+def trainer(cfg, accelerator, agree):
+    """A function that takes a training step, and the gradients that it reduces."""
+    cuda = accelerator.device.type == "cuda"
+    run = SimpleNamespace(accelerator=accelerator, cfg=SimpleNamespace(micro_batch=0), graphs=cuda,
+                          agree=agree, stop_requested=False, stopping=False, step=0)
+    task = TaskSpec("toy", (1, 1, cfg.tokens), 8, (True, True, True), ("nu",))
+    model = LatentOperator(OperatorConfig(), [task])
+    if cuda:
+        model.compile(dynamic=False)
+    model, optimizer = accelerator.prepare(model, Muon(model, 1e-3))
+    backward, device = Backward(run, model, loss), accelerator.device
+    batch = {"rows": torch.arange(cfg.rows, device=device),
+             "z": torch.randn(cfg.rows, cfg.tokens, 8, device=device),
+             "dt": torch.ones(cfg.rows, device=device)}
+    update = CudaGraphed(optimizer.step, cuda)
+
+    def step(agree):
+        run.agree = agree
+        backward(batch)
+        update()
+
+    return step, backward.flat
+
+
+def table(title, kinds, steps, block):
+    """Rows of the median milliseconds of each kind, `block` calls at a time, and what is more."""
+    times = {name: [] for name in kinds}
+    for _ in range(steps // block):
+        for name, call in kinds.items():
+            begin = now()
+            for _ in range(block):
+                call()
+            times[name].append(1e3 / block * (now() - begin))
+    if dist.get_rank() == 0:
+        heading(title, "", "ms", "more")
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        least = next(iter(medians.values()))
+        for name, value in medians.items():
+            row(name, f"{value:.3f}", f"{value / least - 1:+.1%}")
 
 
 def main(argv=None):
     cfg, accelerator = parse(Config, argv, __doc__), make_accelerator()
-    world, main = accelerator.num_processes, accelerator.is_main_process
-    if world == 1:
+    if accelerator.num_processes == 1:
         raise UsageError("one process agrees with itself; give --config_file 2gpu.yaml.")
-    buffer = torch.zeros(cfg.parameters + 1 + world, device=accelerator.device)
     agree, side = Agreement(accelerator, 600), dist.new_group(backend="gloo", timeout=TIMEOUT)
+    step, buffer = trainer(cfg, accelerator, agree)
 
     def ride():
         agree.read()
@@ -48,20 +109,16 @@ def main(argv=None):
         dist.all_reduce(torch.zeros(4, dtype=torch.int64), op=dist.ReduceOp.MAX, group=side)
         dist.all_reduce(buffer)
 
-    kinds = {"all-reduce alone": lambda: dist.all_reduce(buffer),
-             "agreement in the all-reduce": ride, "agreement beside it": beside}
-    times = {name: [] for name in kinds}
-    for _ in range(cfg.steps):
-        for name, step in kinds.items():
-            begin = now()
-            step()
-            times[name].append(1e3 * (now() - begin))
-    if main:
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        heading(f"{world} ranks, {cfg.parameters} parameters, {device_name()}, "
-                f"torch {torch.__version__}", "", "ms/step", "more")
-        for name, value in medians.items():
-            row(name, f"{value:.3f}", f"{value - medians['all-reduce alone']:+.3f}")
+    table(f"{accelerator.num_processes} ranks, {len(buffer)} numbers, {device_name()}, "
+          f"torch {torch.__version__}", {"all-reduce alone": lambda: dist.all_reduce(buffer),
+                                         "agreement in it": ride, "agreement beside it": beside},
+          cfg.steps, 1)
+    agree.read()
+    for _ in range(8):  # compile, warm up, capture
+        step(Mute)
+    table(f"training steps of {cfg.rows} rows of {cfg.tokens} tokens on each rank",
+          {"all-reduce alone": lambda: step(Mute), "with agreement": lambda: step(agree)},
+          cfg.steps, 10)
     accelerator.end_training()
 
 
