@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ FAULTS = ("rank", "launcher SIGKILL", "launcher SIGTERM", "launcher SIGINT", "sa
           "save unnamed", "save unpruned", "freeze", "full disk", "bit")
 
 
+@pytest.mark.soak
 def test_what_is_hit_at_random_ends_as_if_nothing_had_been(tmp_path):
     folder = Path(os.environ.get("SOAK", ROOT / "runs" / "soak")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
