@@ -7,11 +7,15 @@ tests/data; no line of ours unpickles or evaluates: test_fault_rules.py.
 import json
 import os
 import pickle
+import shutil
 
+import h5py
+import numpy as np
 import pytest
 import toy
 
 from ups.config import UsageError, parse
+from ups.data.arrays import open_array
 from ups.train.checkpoint import checkpoints, damage, load_model
 from ups.train.run import RunConfig
 
@@ -26,11 +30,17 @@ class Code:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("done")
+    toy.main(["--run", str(folder)])
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(done, tmp_path):
     """A run that is done, as somebody else may have sent it."""
-    toy.main(["--run", str(tmp_path / "run")])
-    return tmp_path / "run" / "micro0"
+    return shutil.copytree(done, tmp_path / "run") / "micro0"
 
 
 def test_a_configuration_is_plain_yaml(tmp_path):
@@ -59,10 +69,11 @@ def test_a_manifest_names_no_other_file(run, name):
     assert damage(newest) == "manifest.json is foreign"
 
 
-@pytest.mark.parametrize("place", ["toy/checkpoints", "toy/model", "toy/metrics.jsonl", "toy"])
+@pytest.mark.parametrize("place", ["toy/checkpoints", "toy/metrics.jsonl", "toy/wandb", "toy"])
 def test_a_link_out_of_the_run_is_refused(run, tmp_path, capsys, place):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "kept").write_text("mine")
+    (run / "toy" / "wandb").mkdir()
     (run / place).rename(tmp_path / "moved")
     (run / place).symlink_to(tmp_path / "else")
     with pytest.raises(UsageError, match="is a link to .*, outside of "):
@@ -74,3 +85,12 @@ def test_a_link_out_of_the_run_is_refused(run, tmp_path, capsys, place):
     run.symlink_to(tmp_path / "real")  # the whole folder may lie on another disk
     toy.main(["--run", str(tmp_path / "run")])
     assert "is finished (step 8)" in capsys.readouterr().out
+
+
+def test_a_reference_to_another_object_is_no_parameter(tmp_path):
+    """Links, storage and virtual data sets that leave the folder: tests/data/test_arrays.py."""
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        u = file.create_dataset("u", data=np.random.default_rng(0).normal(size=(20, 5, 16)))
+        file["nu"] = np.array([u.ref] * 20, dtype=h5py.ref_dtype)
+        file.attrs["kappa"] = u.ref
+    assert open_array(tmp_path / "mine.h5", "sample time x").facts.params == ()

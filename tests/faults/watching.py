@@ -12,7 +12,7 @@ from pathlib import Path
 import launching
 
 SCRIPT = Path(__file__).with_name("faulty.py")
-SECONDS = 90
+SECONDS = 300  # then it hangs, however loaded the machine is
 
 
 class Watched:
@@ -47,7 +47,6 @@ class Watched:
             limit = time.monotonic() + linger
             while (left := marked(self.mark)) and time.monotonic() < limit:
                 time.sleep(0.05)
-            self.lingered = time.monotonic() - self.began - self.seconds
             assert not left, f"still there: {left}\n{self.err[-3000:]}"
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end after {seconds} s") from None
@@ -73,24 +72,18 @@ def play(folder, specs, *flags, seconds=SECONDS, **options):
     return Watched(folder, specs, *flags, **options).end(seconds)
 
 
-def ranks(folder, world=2):
+def ranks(folder):
     """What each rank wrote down at its end; there were two of them."""
-    seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
-    assert [one["world"] for one in seen] == [world] * world
+    seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert [one["world"] for one in seen] == [2, 2]
     return seen
-
-
-def collectives(folder, world=2):
-    lines = [(folder / f"collectives{rank}.txt").read_text().splitlines() for rank in range(world)]
-    assert min(map(len, lines)) > 0
-    return lines
 
 
 def one_order(folder, cut=False):
     """All ranks entered the same collectives; one that died may lack the end of the list."""
-    lines = collectives(folder)
+    lines = [(folder / f"collectives{rank}.txt").read_text().splitlines() for rank in (0, 1)]
     length = min(map(len, lines))
-    assert cut or ({len(one) for one in lines} == {length} and length > 8)
+    assert length and cut or ({len(one) for one in lines} == {length} and length > 8)
     assert all(one[:length] == lines[0][:length] for one in lines)
     return True
 
@@ -100,12 +93,7 @@ def ending(folder):
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def losses(folder):
-    lines = (folder / "toy" / "metrics.jsonl").read_text().splitlines()
-    return {line["step"]: line["train/loss"] for line in map(json.loads, lines)}
-
-
-def metrics(folder, key):
+def losses(folder, key="train/loss"):
     lines = map(json.loads, (folder / "toy" / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line[key] for line in lines if key in line}
 
