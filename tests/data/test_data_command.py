@@ -164,7 +164,8 @@ def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
     assert not list(tmp_path.rglob("new/*"))
     solver.write_text(OWN.format(torch=torch, draw=draw))
     making._load.cache_clear()
-    refused(["make", solver, "--grid", 8], "has no setting grid; it has chunk, samples")
+    refused(["make", solver, "--grid", 16], "has no setting grid; it has chunk, samples")
+    refused(["make", solver, "--preset", "small"], "has no setting preset")
     refused(["make", tmp_path / "none.py"], "there is no file .*none.py")
 
 

@@ -37,7 +37,7 @@ LEAST = {"samples": 1, "grid": 16, "frames": 2, "chunk": 1}  # of others: above 
 NS2D = {"boundary": "periodic", "domain": [[0.0, 2 * np.pi]] * 2}
 
 
-def make(task, preset="small", out="data", device=None, seed=0, **changes):
+def make(task, out="data", device=None, seed=0, **changes):
     """Write one file per combination of parameter values; return their paths.
 
     `task` is that of a bundled solver, or a Python file with a solver.
@@ -49,7 +49,7 @@ def make(task, preset="small", out="data", device=None, seed=0, **changes):
         return [_make_own(Path(task), path, device, changes, seed)]
     if task == "ns2d" and changes.pop("forcing", "constant") == "stochastic":
         return _make_stochastic(out, device, changes, seed)
-    solver = SOLVERS.get(task)
+    solver, preset = SOLVERS.get(task), changes.pop("preset", "small")
     if not solver or preset not in solver.PRESETS:
         there = ", ".join(solver.PRESETS if solver else SOLVERS)
         raise UsageError(f"there is no preset {preset}; there are {there}." if solver else
