@@ -168,13 +168,10 @@ def attributes(facts):
 def read_yaml(path, where):
     """The mapping in a YAML file, whose sentences begin with `where`."""
     try:
-        values = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{where}: not a readable YAML file "
+        return dict(yaml.safe_load(Path(path).read_text()) or {})
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{where}: expected lines such as `boundary: periodic closed` "
                          f"({' '.join(str(error).split())}).") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{where}: expected lines such as `boundary: periodic closed`.")
-    return values
 
 
 def _plain(value):
