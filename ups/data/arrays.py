@@ -100,7 +100,7 @@ def _sort(f, variables, main, sizes, params):
             continue
         elif one.kind not in "fiub":
             why = "it holds no real numbers"
-        elif one.axes == ("sample",):
+        elif one.axes == ("sample",) or one.shape == (1,):
             params.setdefault(one.name, f[one.name][:])
         elif one.axes and all(n == sizes.get(axis, n * (axis == "channel"))
                               for n, axis in zip(one.shape, one.axes, strict=True)):
