@@ -22,7 +22,7 @@ from ups.eval.forecasts import PROTOCOLS, in_words, make_forecasts
 from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.plans import plan_rows
-from ups.eval.report import made_with, write_report
+from ups.eval.report import made_with, pays, write_report
 from ups.files import read_json
 from ups.stages import facts_of, finished, load_class, load_generator, load_operator
 from ups.train.ranks import make_accelerator, on_main
@@ -77,7 +77,8 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
         shown[name] = drawn(model, task, index, sizes[name], cfg.seed)
     others = {}
     if perturbed:  # what an ensemble must beat, without a network of its own
-        size = sizes["perturbed"] = sizes["dressing"] = cfg.members or max([8, *sizes.values()])
+        size = cfg.members or max(sizes.values(), default=8)
+        sizes |= {"perturbed": size, "dressing": size}
         others = {"perturbed": drawn(perturbed, task, index, size, cfg.seed)}
         if not task.fields.all_test:  # dressing has the operator's errors on val
             others["dressing"] = dressed(operator, task, index, accelerator.device, size, cfg.seed)
@@ -95,24 +96,14 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
             name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
             | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
             for name, table in tables.items()}}
-    if cfg.solver_seconds:
-        result["pays"] = pays(cfg, task.fields, min(row["seconds_all"] for row in result["plans"]))
+    if cfg.solver_seconds and not task.fields.all_test:  # else its training is not known
+        train = read_json(Path(cfg.run) / "operator" / "exit.json").get("seconds", math.nan)
+        each = min(row["seconds_all"] for row in result["plans"])
+        count = len(task.fields) - len(task.fields.split("test"))
+        result["pays"] = pays(count, cfg.solver_seconds, train, each)
     chosen = best_median_worst(tables["operator"]["nrmse"], test)
     return result, {"facts": spec, "chosen": chosen, "params": task.fields.params(chosen),
                     "fields": show(accelerator, task, shown, chosen, test)}
-
-
-def pays(cfg, fields, each):
-    """From how many trajectories on the operator, `each` seconds, is cheaper than the solver."""
-    train = read_json(Path(cfg.run) / "operator" / "exit.json").get("seconds", math.nan)
-    count, saved = len(fields) - len(fields.split("test")), cfg.solver_seconds - each
-    if saved <= 0:
-        return (f"never pays: the operator takes {each:.2g} s a trajectory, the solver "
-                f"{cfg.solver_seconds:g} s")
-    after = (count * cfg.solver_seconds + train) / saved
-    return (f"pays after {math.ceil(after):,} trajectories: ({count:,} of training x "
-            f"{cfg.solver_seconds:g} s + {train:.0f} s to train) / ({cfg.solver_seconds:g} - "
-            f"{each:.2g} s saved by each)")
 
 
 def main(argv=None):

@@ -195,19 +195,6 @@ def test_block_means_by_loops(grid):
     assert m.block_means(u, 100).flatten(3).shape[3] == 1
 
 
-def test_the_crps_of_block_means_sees_what_points_do_not():
-    """Members that err alike in a whole block: the CRPS of points is as good, of blocks not."""
-    generator = torch.Generator().manual_seed(4)
-    y = torch.zeros(1, 1, 400, 8)
-    apart = torch.randn(1, 16, 1, 400, 8, generator=generator)
-    alike = torch.randn(1, 16, 1, 400, 1, generator=generator).expand_as(apart)
-    points = [m.crps(x, y).item() for x in (apart, alike)]
-    assert points[1] == pytest.approx(points[0], rel=0.1)
-    blocks = [m.crps(m.block_means(x, 8), m.block_means(y[:, None], 8)[:, 0]).item()
-              for x in (apart, alike)]
-    assert blocks[1] / blocks[0] == pytest.approx(64**0.5 / 8**0.5, rel=0.15)
-
-
 def test_ranks_by_hand_and_ties():
     members = torch.tensor([0.0, 1.0, 1.0, 2.0]).view(1, 4, 1, 1)
     for truth, expected in ((-1.0, [1, 0, 0, 0, 0]), (0.5, [0, 1, 0, 0, 0]), (3.0, [0, 0, 0, 0, 1]),

@@ -133,7 +133,7 @@ def test_codec(run, codec, task):
             f"{name} {value:.2e}" for name, value in result["any_point"].items()))
     run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
                             "tasks": {spec.name: result}})
-    u = fields.read(fields.split("test")[:1])[0, :: max(1, fields.facts.frames // 3)][:3].to(device)
+    u = fields.read(fields.split("test")[:1])[0].to(device)
     picture(run.folder / "codec.png", draw_codec, fields.facts, u, codec.decode(codec.encode(u)),
             patch.decode(patch.encode(u)))
 

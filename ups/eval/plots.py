@@ -53,7 +53,9 @@ def curves(axis, x, lines, level=None, **settings):
         axis.axhline(level, color="0.5", lw=1, ls="--")
     axis.set(**settings)
     axis.grid(alpha=0.25)
-    if isinstance(x, range) and axis.get_xscale() == "linear":  # of steps
+    if "xticks" in settings:
+        axis.minorticks_off()
+    elif isinstance(x, range):  # steps
         axis.locator_params("x", integer=True)
     if len(lines) > 1:
         axis.legend(fontsize=8)
@@ -169,15 +171,21 @@ def draw_rollouts(figure, facts, fields, tables):
 def draw_trajectories(figure, facts, fields, scores):
     """Fields (3, T, *grid) of the best, the median and the worst trajectory over x and time; of
     two axes and more the median at some times."""
-    apart = len(facts.grid) == 1
-    if apart:
+    if len(facts.grid) == 1:
         columns = {f"{CHOICE[k]} (nRMSE {scores[k]:.2g})": k for k in range(3)}
+        panels(figure, facts, _rows(fields), columns, apart=True)
     else:
-        fields = {name: u[1] for name, u in fields.items()}
-        frames = np.linspace(0, facts.frames - 1, min(facts.frames, 5)).round().astype(int)
-        columns = {f"t = {k * facts.dt:.3g}": k for k in frames}
         figure.suptitle(f"median trajectory (nRMSE {scores[1]:.2g})", fontsize=10)
-    panels(figure, facts, _rows(fields), columns, apart)
+        _in_time(figure, facts, _rows({name: u[1] for name, u in fields.items()}), 5)
+
+
+def _in_time(figure, facts, rows, count, first=0, **how):
+    """Panels of rows (label, (T, *grid), quantity): over x and time, or at some times."""
+    if len(facts.grid) == 1:
+        return panels(figure, facts, [(name, u[None], kind) for name, u, kind in rows], {"": 0},
+                      **how)
+    frames = np.unique(np.linspace(first, facts.frames - 1, count).round().astype(int))
+    return panels(figure, facts, rows, {f"t = {k * facts.dt:.3g}": k for k in frames}, **how)
 
 
 def _rows(fields):
@@ -217,7 +225,7 @@ def film(facts, fields):
         for artist in moving:
             artist.remove()
     else:
-        images = panels(figure, facts, _rows(fields), {"": 0}, across=True)
+        images = panels(figure, facts, _rows(fields)[:3], {"": 0}, across=True)
     canvas.draw()
     still = canvas.copy_from_bbox(figure.bbox)
     for k in np.unique(np.linspace(0, facts.frames - 1, FILM).round().astype(int)):
@@ -253,20 +261,16 @@ def draw_data(figure, fields):
 
 def draw_ensemble(figure, facts, truth, members):
     """One trajectory (T, *grid) and members (T, M, *grid): truth, four of them and the spread of
-    all, over x and time or at three times; below, the fan of a point over time."""
+    all, over x and time or at some times; below, the fan of a point over time."""
     truth, members = truth.float().numpy(), members.float().numpy()
     shown, times = min(4, members.shape[1]), facts.dt * np.arange(len(truth))
-    rows = [("truth", truth, "field"),
-            *((f"member {m + 1}", members[:, m], "field") for m in range(shown)),
-            ("spread", members.std(1, ddof=1), "error")]
-    frames = sorted({max(1, round(part * (len(truth) - 1))) for part in (0.1, 0.4, 1.0)})
-    columns = {f"t = {times[k]:.3g}": k for k in frames}
-    if truth.ndim == 2:
-        rows, columns = [(name, u[None], quantity) for name, u, quantity in rows], {"": 0}
-    figure.set_size_inches(14, 2.4 * len(columns) + 4)
+    tall = 2.6 if truth.ndim == 2 else 7.6
+    figure.set_size_inches(14, tall + 3.6)
     figure.suptitle(f"{facts.name}: {facts.channels[0]} of a test trajectory")
-    above, below = figure.subfigures(2, height_ratios=(2.4 * len(columns) + 0.8, 3.2))
-    panels(above, facts, rows, columns, across=True)
+    above, below = figure.subfigures(2, height_ratios=(tall + 0.4, 3.2))
+    _in_time(above, facts, [("truth", truth, "field"), *(
+        (f"member {m + 1}", members[:, m], "field") for m in range(shown)),
+        ("spread", members.std(1, ddof=1), "error")], 3, first=1, across=True)
     middle, axis = tuple(n // 2 for n in truth.shape[1:]), below.subplots()
     fan = members[(slice(None), slice(None), *middle)]
     curves(axis, times, {
@@ -298,16 +302,9 @@ def draw_steady(figure, facts, inputs, truth, members, scores):
 
 
 def draw_codec(figure, facts, u, grid, patch):
-    """Some fields, what the learned codec makes of them, and its error beside the patch codec's."""
+    """A trajectory (T, C, *grid), what the learned codec makes of it, and both codecs' errors."""
     u, grid, patch = (t[:, 0].float().cpu().numpy() for t in (u, grid, patch))
     figure.set_size_inches(11, 8)
-    if u.ndim > 2:
-        panels(figure, facts, [("field", u, "field"), ("grid codec", grid, "field"),
-                               ("its error", grid - u, "error"),
-                               ("error of the\npatch codec", patch - u, "error")],
-               {f"field {k + 1}": k for k in range(len(u))})
-        return
-    for k, (left, right) in enumerate(figure.subplots(len(u), 2, squeeze=False)):
-        curves(left, points(facts), {"field": ("black", u[k]), "grid codec": ("C0", grid[k])})
-        curves(right, points(facts), {"patch codec": ("C1", patch[k] - u[k]),
-                                      "grid codec": ("C0", grid[k] - u[k])}, ylabel="error")
+    _in_time(figure, facts, [("field", u, "field"), ("grid codec", grid, "field"),
+                             ("its error", grid - u, "error"),
+                             ("error of the\npatch codec", patch - u, "error")], 3)

@@ -96,6 +96,16 @@ def made_with(accelerator):
             "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"}
 
 
+def pays(count, solver, train, each):
+    """From where the operator is cheaper than the solver: `count` training trajectories, seconds
+    of the solver and of the operator for a trajectory, and of the operator's training."""
+    if each >= solver:
+        return f"never pays: the operator takes {each:.2g} s a trajectory, the solver {solver:g} s"
+    return (f"pays after {(count * solver + train) / (solver - each):,.0f} trajectories: "
+            f"({count:,} of training x {solver:g} s + {train:.0f} s to train) / ({solver:g} - "
+            f"{each:.2g} s saved by each)")
+
+
 def clean(value):
     """Plain JSON: None for what is not finite."""
     if isinstance(value, dict):
@@ -239,11 +249,9 @@ def _task(result, pictures):
                 lines |= line(name, *(score[key] for key in ("by_lead", "low", "high")))
         return chart(title, range(1, steps + 1), lines, xlabel="step", **settings)
 
-    words = "; ".join(f"{label[name]} <b>{number(every[name]['scores']['nrmse']['all'])}</b>"
-                      for name in [*shown, "persistence"])
     pays = f" <b>It {escape(result['pays'])}.</b>" if "pays" in result else ""
     parts = [f"<p>{escape(result['pde'])}. {result['trajectories']} test trajectories, "
-             f"{escape(result['protocol'])}. nRMSE over all steps: {words}.{pays}</p>"]
+             f"{escape(result['protocol'])}.{pays}</p>"]
     rows = [[label[name], cell(one["scores"]["nrmse"]),
              *(number(one["scores"]["nrmse"]["by_lead"][lead - 1]) for lead in leads),
              cell(one["scores"]["crps"]), cell(one["scores"].get("crps_ratio")), one["members"],
@@ -255,32 +263,37 @@ def _task(result, pictures):
     rows = [[name, *(cell(one["scores"].get(name)) for one in scored.values())] for name in names]
     parts.append(folded("All metrics, with intervals",
                         table(["over all steps", *(label[name] for name in scored)], rows)))
-    rows = [[f"steps of at most {one['longest']} frames", *(number(one[f"{what}_{frames}"])
-             for frames in ("all", "last") for what in ("nrmse", "seconds"))]
-            for one in result["plans"]]
+    rows = [[one["longest"], *(number(one[f"{what}_{frames}"]) for frames in ("all", "last")
+                               for what in ("nrmse", "seconds"))] for one in result["plans"]]
     parts.append("<h3>Cost of a trajectory, in batches</h3>" + table(
-        ["", "nRMSE, all frames", "seconds", "nRMSE, last frame", "seconds"], rows))
+        ["longest step, frames", "nRMSE, all frames", "seconds", "nRMSE, last frame", "seconds"],
+        rows))
     if steps > 1:
         parts.append(charts(
             "Error against lead time",
             over("nrmse", [*shown, "mean", "persistence"], "nRMSE of all forecasts", yscale="log"),
             over("nrmse", shown, "nRMSE of operator and ensembles")))
     half, spectra = max(result["grid"]) // 2, []
+    ticks = [2**k for k in range(half.bit_length())]
     for i, lead in enumerate(result["spectrum_leads"]):
         lines = line("truth", result["spectrum"][i][1:half + 1])
         for name in shown:
             lines |= line(name, every[name]["spectrum"][i][1:half + 1])
-        spectra.append(chart(f"energy, step {lead}", range(1, half + 1), lines, xscale="log",
-                             yscale="log", xlabel="wavenumber"))
+        spectra.append(chart(f"energy, step {lead}", range(1, half + 1), lines, yscale="log",
+                             xscale="log", xticks=ticks, xticklabels=ticks, xlabel="wavenumber"))
     parts.append(charts("Spectra", *spectra))
     if ensembles:
-        ranks = [(name, torch.tensor(every[name]["rank"]).mean(0)) for name in ensembles]
+        ranks = []
+        for size in sorted({every[name]["members"] for name in ensembles}):
+            lines = {}
+            for name in [name for name in ensembles if every[name]["members"] == size]:
+                share = torch.tensor(every[name]["rank"]).mean(0)
+                lines |= line(name, (share * len(share)).tolist())
+            ranks.append(chart("rank histogram (right: 1)", range(size + 1), lines, level=1,
+                               ylim=(0, None), xlabel=f"of {size} members, below the truth"))
         parts.append(charts(
             "Calibration", over("crps_ratio", ensembles, "CRPS / operator's", level=1),
-            over("spread_skill", ensembles, "spread / skill (right: 1)", level=1),
-            *(chart(f"rank of the truth, {LABELS.get(name, name)} (right: flat)", range(len(rank)),
-                    line(name, (rank * len(rank)).tolist()), level=1, ylim=(0, None),
-                    xlabel="members below the truth") for name, rank in ranks)))
+            over("spread_skill", ensembles, "spread / skill (right: 1)", level=1), *ranks))
     if result["conserved"]:
         parts.append(charts(
             f"Conservation of the mean of {escape(', '.join(result['conserved']))}",
