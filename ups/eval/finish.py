@@ -68,16 +68,24 @@ def test_operator(run, model, tasks):
         chosen = best_median_worst(tables["operator"]["nrmse"], test)
         operator = {"operator": make_forecasts(task, index, model)["operator"]}
         fields = show(run.accelerator, task, operator, chosen, test)
-        result = results[task.name] = summary(tables)
+        by_lead = {name: tables[name]["nrmse"].nanmean(2).nanmean(0) for name in ROWS}
+        leads = [lead for lead in LEADS if lead <= len(by_lead["operator"])]
+        result = results[task.name] = {
+            "trajectories": len(test), "leads": leads,
+            "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
+            "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
+            "nrmse_1": mean_error(tables["one_step"])}
+        last = [f"one step from the true frame: {result['nrmse_1']:.2e}"]
+        if task.conserved:
+            drift = result["conservation_drift"] = tables["operator"]["drift"].mean().item()
+            last.append(f"drift of the conserved mean:  {drift:.2e}")
         if run.accelerator.is_main_process:
+            title = (f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out from the "
+                     "first frame")
             rows = {label: [*result["nrmse"][name], result["nrmse_rollout"][name]]
                     for name, label in ROWS.items()}
-            print(text_table(f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out "
-                             "from the first frame",
-                             [*(f"step {lead}" for lead in result["leads"]), "all steps"], rows))
-            print(f"one step from the true frame: {result['nrmse_1']:.2e}")
-            if "conservation_drift" in result:
-                print(f"drift of the conserved mean:  {result['conservation_drift']:.2e}")
+            head = [*(f"step {lead}" for lead in leads), "all steps"]
+            print(text_table(title, head, rows), *last, sep="\n")
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
             picture(run.folder / name, draw_rollouts, task.fields.facts, fields, tables)
     if run.accelerator.is_main_process:
@@ -85,19 +93,6 @@ def test_operator(run, model, tasks):
                                 "tasks": results})
         print(NRMSE + ".")
     choose_perturbation(run, model, Perturbed(model, None), tasks)
-
-
-def summary(tables):
-    """Means over trajectories: at some lead times, over the whole roll-out, and for one step."""
-    by_lead = {name: tables[name]["nrmse"].nanmean(2).nanmean(0) for name in ROWS}
-    leads = [lead for lead in LEADS if lead <= len(by_lead["operator"])]
-    result = {"trajectories": len(tables["operator"]["nrmse"]), "leads": leads,
-              "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
-              "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
-              "nrmse_1": mean_error(tables["one_step"])}
-    if "drift" in tables["operator"]:
-        result["conservation_drift"] = tables["operator"]["drift"].mean().item()
-    return result
 
 
 # codecs

@@ -37,8 +37,9 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=No
     members  the largest number of any forecast, for memory
     extra    a function of (start, members) that gives more metrics {name: (B, ..)} of a lead
     """
-    seconds, results = {name: [] for name in forecasts}, {}
-    size = chunk(task.fields.facts, members)
+    facts, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
+    frame = 4 * len(facts.channels) * math.prod(facts.grid)
+    size = max(1, min(CHUNK, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
 
     def tables(part):
         s = start(task, part, chosen, accelerator.device)
@@ -47,12 +48,6 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=No
     for (name, metric), table in by_trajectory(accelerator, tables, chosen, size, title).items():
         results.setdefault(name, {})[metric] = table
     return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
-
-
-def chunk(facts, members=1, most=CHUNK):
-    """How many trajectories are held at a time."""
-    frame = 4 * len(facts.channels) * math.prod(facts.grid)
-    return max(1, min(most, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
 
 
 def by_trajectory(accelerator, tables, chosen, size, title=None):
