@@ -125,9 +125,10 @@ def table(cells, metric=None):
             *(group[0][0].choice[key] for key in keys), f"{len(values)} of {len(group)}", span]))
     lines = [[*keys, "seeds done", " or ".join(sorted(names)) or "-"], ["---"] * (len(keys) + 2),
              *(row for _, row in sorted(rows, key=lambda row: row[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     noise = "Differences below the spread of seeds are noise"
     noise += "." if len(cells) > len(groups) else "; with one seed it is unknown: give --seeds 3."
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "",
+    return "\n".join([*(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines), "",
                       "Validation split, best value of each run; mean [least, most] over seeds.",
                       *(f"{name}: {definition(name)}." for name in sorted(names)), noise, ""])
 
