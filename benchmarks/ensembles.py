@@ -51,17 +51,17 @@ from ups.train.ranks import make_accelerator
 
 ROOT = Path(__file__).resolve().parent.parent
 NET = "--model.dim 128 --model.kernel 3 --ema 0.999"
-TASKS = {  # how data are made, and the flags of the operator
-    "stochastic": ("ns2d --forcing stochastic --samples 2000 --truth 512",
-                   f"{NET} --batch_size 64 --lr 4e-3 --tasks ns2d_stochastic"),
+TASKS = {  # how data are made; flags of the operator; of the ensemble and its control
+    "stochastic": ("ns2d --forcing stochastic --samples 2000 --chunk 500 --truth 512",
+                   f"{NET} --batch_size 64 --lr 4e-3 --tasks ns2d_stochastic", "--batch_size 64"),
     "burgers1d": ("burgers1d --preset medium --nu 0.001",
-                  "--batch_size 64 --ema 0.999 --tasks burgers1d"),
+                  "--batch_size 64 --ema 0.999 --tasks burgers1d", "--batch_size 32 --length 4"),
     "ns2d": ("ns2d --preset medium",
-             f"{NET} --batch_size 64 --stride_x 4 --codec.patch 2 --tasks ns2d"),
+             f"{NET} --batch_size 64 --stride_x 4 --codec.patch 2 --tasks ns2d",
+             "--batch_size 32 --length 4"),
 }
-FLAGS = {"ensemble": "--batch_size 64 --ema 0.999", "control": "--batch_size 64 --ema 0.999",
-         "diffusion": f"--batch_size 128 {NET}", "consistency": "--batch_size 64 --ema 0.999",
-         "seed": ""}
+FLAGS = {"ensemble": "--ema 0.999", "control": "--ema 0.999 --draws 1", "seed": "--seed 1",
+         "diffusion": f"--batch_size 128 {NET}", "consistency": "--batch_size 64 --ema 0.999"}
 PIECES = ("data", "operator", *FLAGS, "judge")
 SCRIPTS = {"operator": train_operator, "ensemble": train_ensemble, "control": train_ensemble,
            "diffusion": train_diffusion, "consistency": train_consistency, "seed": train_operator}
@@ -145,10 +145,9 @@ def work(piece, job):
                     for key, value in json.loads(job).items()})
     script, folder, cuda = SCRIPTS[piece], folder_of(cfg, piece), torch.cuda.is_available()
     first = stage_of(piece) == "operator"
-    flags = [*shlex.split(TASKS[cfg.task][1] if first else FLAGS[piece]),
-             *shlex.split(getattr(cfg, piece)),
-             *(["--draws", "1"] if piece == "control" else []),
-             *(["--seed", "1"] if piece == "seed" else [])]
+    more = {"operator": TASKS[cfg.task][1], "ensemble": TASKS[cfg.task][2]}
+    flags = shlex.split(" ".join([more.get(stage_of(piece), ""), FLAGS.get(piece, ""),
+                                  getattr(cfg, piece)]))
     data = ["--data", str(folder.parent / "data")] if first else []
     few, timed = trial_steps(cuda)
 
@@ -158,23 +157,25 @@ def work(piece, job):
             "save_every": every, "log_every": max(1, steps // 20), "compile": cuda,
             "warmup": max(1, round(WARMUP * steps))})]
 
-    probe = folder.with_name(f"{piece}_probe")
-    shutil.rmtree(probe, ignore_errors=True)
-    if not first:
-        copy_operator(folder, probe)
-    if piece == "consistency":
-        shutil.copytree(folder / "diffusion", probe / "diffusion")
-    nothing = {"validate": lambda *args: {"val/nrmse_rollout": math.inf},
-               "validate_ensemble": lambda *args: {"val/crps_ratio": math.inf},
-               "test_operator": lambda *args: None, "finish_ensembles": lambda *args: None}
-    speed = scripts.speed(script, words(probe, few + timed, few + timed), timed,
-                          **{name: f for name, f in nothing.items() if hasattr(script, name)})
-    shutil.rmtree(probe)
-    seconds = cfg.operator_seconds if first else cfg.seconds
-    steps = steps_within(seconds, 1 / speed)
+    path = folder.parent / f"{piece}.json"
+    if not path.exists():
+        probe = folder.with_name(f"{piece}_probe")
+        shutil.rmtree(probe, ignore_errors=True)
+        if not first:
+            copy_operator(folder, probe)
+        if piece == "consistency":
+            shutil.copytree(folder / "diffusion", probe / "diffusion")
+        nothing = {"validate": lambda *args: {"val/nrmse_rollout": math.inf},
+                   "validate_ensemble": lambda *args: {"val/crps_ratio": math.inf},
+                   "test_operator": lambda *args: None, "finish_ensembles": lambda *args: None}
+        speed = scripts.speed(script, words(probe, few + timed, few + timed), timed,
+                              **{name: f for name, f in nothing.items() if hasattr(script, name)})
+        shutil.rmtree(probe)
+        seconds = cfg.operator_seconds if first else cfg.seconds
+        write_json(path, {"steps": steps_within(seconds, 1 / speed), "seconds": seconds,
+                          "flags": " ".join(flags)})
+    steps = read_json(path)["steps"]
     scripts.run(script, words(folder, steps, -(-steps // 4)))
-    write_json(folder.parent / f"{piece}.json", {"steps": steps, "seconds": seconds,
-                                                 "flags": " ".join(flags)})
 
 
 def judge(cfg):

@@ -4,6 +4,8 @@ A generator's score on val is its CRPS as a share of the operator's absolute err
 leads. Each stage writes its own to `choices.json`, so that a run can say which generator to prefer.
 """
 
+import math
+
 import h5py
 import torch
 
@@ -30,7 +32,8 @@ def val_score(accelerator, operator, generator, task, index):
     tables, _ = measure(accelerator, task, forecasts, task.fields.split("val")[:VAL],
                         only=("crps",), members=MEMBERS)
     ours, alone = (tables[name]["crps"].mean((0, 2)) for name in ("ensemble", "operator"))
-    return (ours / alone.clamp(min=1e-30)).mean().item()
+    score = (ours / alone.clamp(min=1e-30)).mean().item()
+    return score if math.isfinite(score) else 1e30
 
 
 def validate_ensemble(run, operator, generator, tasks):
