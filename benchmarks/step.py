@@ -1,14 +1,13 @@
-"""How fast is a training step, and what do --compile, augmentation and bfloat16 change? One GPU.
+"""How fast is a training step, and what do --compile and augmentation change? One GPU.
 
-    python -m benchmarks.step --steps 300 --train_steps 300
-    python -m benchmarks.step --steps 300 --train_steps 300 --against ../before
+    python -m benchmarks.step --steps 300
+    python -m benchmarks.step --steps 300 --against ../before
 
 Every speed is printed as soon as it is measured, on the same data: the loop of train_operator.py
 without and with `--compile`, with its augmentation and noise, and with a loader worker. `bare
 graph` is what a step can reach: the same compiled model on one batch, clipping and fused AdamW in
 one CUDA graph, products rounded as in the script, and nothing of `ups/train`. `--against` adds the
-default loop of another checkout of this project, in a process of its own. At the end a roll-out of
-the trained model in bfloat16 is compared with one in float32.
+default loop of another checkout of this project, in a process of its own.
 """
 
 import dataclasses
@@ -27,11 +26,9 @@ from benchmarks import scripts
 from benchmarks.tables import device_name, heading, row
 from ups.config import RunError, UsageError, check, command, parse
 from ups.data.make import make
-from ups.eval.finish import mean_error, operator_errors
-from ups.latents import open_latents, open_tasks
+from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
 from ups.models.precision import BACKWARD, products
-from ups.stages import load_operator
 from ups.train.ranks import make_accelerator, now
 
 
@@ -41,11 +38,10 @@ class Config:
     preset: str = "medium"   # of the data
     batch_size: int = 64
     steps: int = 600         # that are timed, after a third as many
-    train_steps: int = 4000  # of the training whose roll-out in bfloat16 is measured
     against: str = ""        # folder of another checkout
 
     def __post_init__(self):
-        check(self, batch_size=(1, 2**20), steps=(30, 10**6), train_steps=(1, 10**6))
+        check(self, batch_size=(1, 2**20), steps=(30, 10**6))
         if self.against and not (Path(self.against) / "train_operator.py").exists():
             raise UsageError(f"--against {self.against}: there is no train_operator.py in it.")
 
@@ -104,18 +100,6 @@ def bare_speed(words, steps):
     return speed
 
 
-def bfloat16_errors(run):
-    """nRMSE of the test roll-outs of a run's operator in float32 and in bfloat16."""
-    accelerator, operator = make_accelerator(), load_operator(run)
-    operator.model.to(accelerator.device)
-    tasks = open_tasks(accelerator, operator.settings)
-    for dtype in (torch.float32, torch.bfloat16):
-        with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
-            tables = operator_errors(accelerator, operator.model, tasks[0], 0,
-                                     tasks[0].fields.split("test"), ("operator",))
-        yield mean_error(tables["operator"])
-
-
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     if not torch.cuda.is_available():
@@ -139,16 +123,13 @@ def main(argv=None):
                                     few))
         show("--compile", scripts.speed(
             script, flags(cfg, root, "compile", most, compile=True, **single), steps))
-        full = flags(cfg, root, "full", max(most, cfg.train_steps), compile=True)
+        full = flags(cfg, root, "full", most, compile=True)
         show("--compile, augmentation and noise", scripts.speed(script, full, steps))
         show("the same with a loader worker", scripts.speed(
             script, flags(cfg, root, "worker", most, compile=True, workers=1), steps))
         if cfg.against:
             words = flags(cfg, root, "against", most, compile=True, cache=root / "cache2")
             show(f"default loop of {cfg.against}", other_speed(cfg, words))
-        exact, rounded = bfloat16_errors(root / "full")
-        print(f"\nroll-out nRMSE (test) after {max(most, cfg.train_steps)} steps: "
-              f"float32 {exact:.4f}, bfloat16 {rounded:.4f}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -234,6 +235,23 @@ def test_baselines_have_settings_of_their_own_for_each_task_and_the_operator_has
     assert baselines.chosen_for("fno", "advection1d")[-4:] == ["--lr", "8e-3", "--rms", "0.2"]
     assert baselines.chosen_for("fno", "advection1d")[:2] == ["--noise_end", "8e-4"]
     assert all(baselines.chosen_for("operator", task) == [] for task in accuracy.DATA)
+
+
+def test_a_sweep_trains_several_at_a_time_and_a_failure_is_seen(tmp_path, monkeypatch, capsys):
+    together = threading.Barrier(3, timeout=60)  # passed only by three at once
+
+    def train(cell, folder):
+        together.wait()
+        return None if "--lr" in cell["flags"] else {"scores": {"rollout": [cell["steps"]]}}
+
+    monkeypatch.setattr(accuracy, "make_data", lambda task, cfg, out: (out / task, {}))
+    monkeypatch.setattr(accuracy, "train", train)
+    monkeypatch.setattr(accuracy, "report", lambda *_: None)
+    argv = ["--task", "ns2d", "swe2d", "burgers1d", "--steps", "70", "--parallel", "3", "--out",
+            str(tmp_path), "--models", "operator --size m"]
+    assert accuracy.main(argv) is False
+    assert capsys.readouterr().out.count("7.00e+01") == 3
+    assert accuracy.main([*argv, "operator --lr 1e-3"]) is True
 
 
 def test_errors_of_several_tasks_become_one_number(capsys):
