@@ -12,7 +12,7 @@ LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator",
         "test_fault_silence",
         "test_parallel_parts", "test_ensembles",
         "test_fault_step", "test_dry_run", "test_train_codec", "test_train_steady",
-        "test_evaluate", "test_fields")
+        "test_evaluate")
 
 
 def pytest_configure(config):

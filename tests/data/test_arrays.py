@@ -93,19 +93,6 @@ def test_a_channel_may_be_called_as_a_coordinate(tmp_path):
     assert file.facts.dt == 0.5
 
 
-def test_keys_of_pdebench_with_axes_said(tmp_path):
-    u = noise(N, T, X)
-    with h5py.File(tmp_path / "allen_cahn.h5", "w") as f:
-        f["tensor"], f["x-coordinate"] = u, CENTRES.astype("f4")
-        f["t-coordinate"] = np.arange(T + 1) * 0.25  # one more than there are frames
-        f.attrs["nu"] = 0.01
-    file = open_array(tmp_path / "allen_cahn.h5", "sample time x", {"channels": "u"})
-    np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u)
-    facts = file.facts
-    assert (facts.name, facts.channels, facts.params) == ("allen_cahn", ("u",), ("nu",))
-    assert facts.dt == 0.25 and facts.domain == ((0.0, 2.0),) and file.warnings == ()
-
-
 def test_holes_and_packed_integers(tmp_path):
     u = np.arange(N * T * X).reshape(N, T, X).astype("i2")
     path = hdf5(tmp_path / "mine.nc", {"u": ("sample time x", u)}, {"time": np.arange(T)})
@@ -159,26 +146,6 @@ def test_an_answer_to_its_inputs(tmp_path):
     np.testing.assert_array_equal(file.read(range(N)), np.stack([0 * u, u], 1)[:, :, None])
     np.testing.assert_array_equal(file.read_inputs(range(N)), a[:, None, None])
     assert file.facts.frames == 2 and file.facts.channels == ("u",) and file.warnings == ()
-
-
-def test_memory_stays_bounded(tmp_path):
-    """A file of 1 GB that holds nothing; of what it seems to hold, a piece at a time is read."""
-    with h5py.File(tmp_path / "big.h5", "w") as f:
-        f.create_dataset("u", (64, 64, 512, 128), "f4", chunks=(1, 8, 512, 128))
-        f["u"].attrs["dims"] = "sample time x y"
-    file, before, most = open_array(tmp_path / "big.h5"), anonymous(), 0
-    for row in range(0, file.samples, 8):
-        assert not file.read([row], range(0, 64, 4)).any()
-        most = max(most, anonymous() - before)
-    file.read(range(0, 64, 2), range(1), stride=8)
-    assert max(most, anonymous() - before) < 64
-
-
-def anonymous():
-    """Memory of this process that is no mapped file, in MB."""
-    for line in open("/proc/self/status"):
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) / 1024
 
 
 def test_one_long_trajectory(tmp_path):

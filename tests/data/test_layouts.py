@@ -47,19 +47,6 @@ def test_strides_and_frames_are_those_of_numpy(published, task):
     np.testing.assert_array_equal(fields.read([5], slice(1, 2)), part[[5], 1:2])
 
 
-def test_channels_of_the_flow_files(published):
-    cns2d = open_pdebench(published["cns2d"][0]).facts
-    assert cns2d.channels == ("density", "pressure", "Vx", "Vy")
-    assert open_pdebench(published["ns2d"][0]).facts.channels == ("Vx", "Vy", "particles")
-    assert open_pdebench(published["cns3d"][0]).facts.grid == (4, 6, 8)
-
-
-def test_large_reads_are_cut_and_still_exact(published, monkeypatch):
-    path, u = published["cns2d"]
-    monkeypatch.setattr("ups.data.file.pieces", lambda *a: pieces(*a, limit=3 * 4 * 4 * 16 * 8))
-    np.testing.assert_array_equal(open_pdebench(path).read(range(6)), u)
-
-
 def test_pieces_cover_everything_once_and_stay_below_the_limit():
     for rows, frames, size, limit in ((10, 7, 8, 100), (10, 7, 8, 200), (3, 5, 50, 20)):
         seen = np.zeros((rows, frames), int)
