@@ -40,7 +40,7 @@ from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on
 from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.tracking import Metrics, WandB
 
-BEGAN = time.monotonic()
+BEGAN = time.monotonic() - time.process_time()  # about when the process did
 REPEATS = 5  # seconds in which one more signal is the same request
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
           "stride_t strides length val_trajectories")
