@@ -37,8 +37,8 @@ class Config(RunConfig):
     # model
     model: BodyConfig = BodyConfig(depth=4)
     # optimisation
-    steps: int = 1000           # optimizer steps
-    batch_size: int = 64        # rows of a step, over all processes together
+    steps: int = 800            # optimizer steps
+    batch_size: int = 48        # rows of a step, over all processes together
     lr: float = 2e-3            # peak learning rate; a linear warm-up, then linear to zero
     weight_decay: float = 1e-2  # decoupled: weights shrink by lr * this in a step; 0 to 1
     warmup: int = 100           # steps over which the learning rate rises from zero

@@ -34,8 +34,8 @@ class Config(RunConfig):
     # data: tasks, strides and codec are the operator's
     length: int = 1             # steps of the roll-outs in training
     # optimisation; the model's sizes are the operator's
-    steps: int = 800            # optimizer steps
-    batch_size: int = 32        # rows of a step, over all processes together
+    steps: int = 600            # optimizer steps
+    batch_size: int = 16        # rows of a step, over all processes together
     draws: int = 4              # members of a row; 1: a control, with neither noise nor spread
     anchor: float = 0.3         # weight of the error without noise beside the CRPS
     lr: float = 2e-3            # peak learning rate; a linear warm-up, then linear to zero
@@ -81,9 +81,7 @@ def draw(batch, cfg, ensemble):
         batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
     shape = frames - 1, cfg.draws + 1, ensemble.numbers(task)
     numbers = noise.normal(batch, cfg, *shape, use="members")
-    numbers[:, :, -1] = 0                                    # the anchor
-    if cfg.draws == 1:
-        numbers.zero_()
+    numbers[:, :, -1 if cfg.draws > 1 else None:] = 0        # the anchor; of a control, all
     parts = ensemble.shaped(numbers.flatten(0, 2), task)
     batch["vector"], batch["field"] = (x.unflatten(0, (rows, *shape[:2])) for x in parts)
     return batch

@@ -88,11 +88,7 @@ def load_class(text):
 
 def facts_of(operator):
     """{name: Facts} of the data sets of an operator (Loaded), in its order."""
-    known = {}
-    for about in operator.config["fields"]:
-        facts = from_plain(about)
-        known[facts.name] = facts
-    return known
+    return {facts.name: facts for facts in map(from_plain, operator.config["fields"])}
 
 
 def load_codec(folder):
@@ -134,23 +130,20 @@ def load_generator(run, stage, operator):
         return Diffusion(BodyConfig(**config["model"]), tasks, operator.model, stage)
 
     if stage == "operator":
-        return dataclasses.replace(operator, model=Perturbed(
-            operator.model, _chosen(operator, operator, PERTURBATION)))
-    loaded = load_stage(run, stage, build)
-    for parent, mark in (("operator", operator.mark), ("diffusion", read_json(
-            Path(run) / "diffusion" / "model" / "config.json").get("fingerprint"))):
+        loaded = dataclasses.replace(operator, model=Perturbed(operator.model, None))
+    else:
+        loaded = load_stage(run, stage, build)
+    marks = {"operator": operator.mark, "diffusion": read_json(
+        Path(run) / "diffusion" / "model" / "config.json").get("fingerprint")}
+    for parent, mark in marks.items():
         if mark and loaded.config["lineage"].get(parent, mark) != mark:
             raise UsageError(f"{Path(run) / stage} was trained for another {parent} than the one "
                              f"in {Path(run) / parent}; train it again in a new --run.")
     loaded.model.calls = getattr(loaded.settings, "calls", 1)
-    loaded.model.perturbation = _chosen(loaded, operator, 0.0)
+    default = PERTURBATION if stage == "operator" else 0.0
+    loaded.model.perturbation = [loaded.choices.get(name, {}).get("perturbation", default)
+                                 for name in facts_of(operator)]
     return loaded
-
-
-def _chosen(loaded, operator, default):
-    """The size of the noise on the first state that a stage chose, for each task."""
-    return [loaded.choices.get(name, {}).get("perturbation", default)
-            for name in facts_of(operator)]
 
 
 def inherit(cfg, operator):
@@ -188,6 +181,5 @@ def load_stage(run, stage, build):
     settings = nested(read_json(folder / "config.json"))
     if not vars(settings):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
-    mark = config["fingerprint"]
-    return Loaded(model.eval().requires_grad_(False), config, settings, mark,
+    return Loaded(model.eval().requires_grad_(False), config, settings, config["fingerprint"],
                   read_json(folder / "choices.json"))

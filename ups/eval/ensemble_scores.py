@@ -20,7 +20,7 @@ from ups.train.step import exact_inference
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of perturbed inputs, in deviations of a field
 VAL, MEMBERS = 16, 4  # trajectories and members that choose: cheap, and fair for any number
-TEST = 32  # trajectories of a stage's own table; evaluate.py takes all
+TEST = 16  # trajectories of a stage's own table; evaluate.py takes all
 SCORES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "spread_skill", "coverage_50",
           "coverage_90", "spectrum_error")
 
