@@ -86,10 +86,11 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
                                    members=max(sizes.values(), default=1), title=task.name)
     truth = tables.pop("truth")
     result = {
-        "pde": spec.equation, "protocol": in_words(spec, cfg.protocol),
+        "pde": spec.equation, "protocol": in_words(spec, cfg.protocol, task.history),
         "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
-        "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
-        "spectrum_leads": spectrum_leads(spec.frames),
+        "steps": spec.frames - task.history,
+        "conserved": [spec.channels[c] for c in task.conserved],
+        "spectrum_leads": spectrum_leads(spec.frames - task.history + 1),
         "spectrum": truth["spectrum"].mean(0).tolist(),
         "plans": plan_rows(accelerator, task, index, operator, test),
         "forecasts": {

@@ -31,6 +31,7 @@ class Config(RunConfig):
     stride_x: int = 1           # keep every n-th grid point
     stride_t: int = 1           # keep every n-th frame
     strides: tuple[int, ...] = (1,)  # frames that a step goes: steps of all these sizes, in turn
+    history: int = 1            # frames that the operator sees, the last ones; 1 or more
     codec: CodecConfig = CodecConfig()
     # model
     SIZES = SIZES               # what --size stands for: ups/models/recipe.py
@@ -57,7 +58,7 @@ def operator_loss(model, batch, tasks):
     """Relative error of one step; 1 means "no better than no change": (B,)."""
     task = tasks[batch["task"]]
     z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
-    z0, z1 = z.unbind(1)                                                        # (B, N, D) each
+    z0, z1 = z[:, :-1].squeeze(1), z[:, -1]     # (B, N, D) each; with a history z0 (B, H, N, D)
     inputs = inputs if inputs is None else inputs[:, 0]                         # at z0
     start = z0 + task.noise(z0, z1, batch)
     z1_hat = model(start, batch["dt"], batch["cond"], batch["task"], inputs)
@@ -71,7 +72,7 @@ def draw(batch, cfg):
     if cfg.noise:
         decay = (cfg.noise_end / cfg.noise) ** (batch["step"] / cfg.steps)
         batch["level"] = cfg.noise * decay * noise.uniform(batch, cfg, use="level")
-        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
+        batch["noise"] = noise.normal(batch, cfg, *batch["z"][0, :-1].squeeze(0).shape, use="noise")
     return batch
 
 
@@ -81,7 +82,7 @@ def main(argv=None):
         if run.finished:
             return
         # data
-        data = open_latents(run, cfg, "train", strides=cfg.strides)  # tasks, windows, fingerprints
+        data = open_latents(run, cfg, "train", strides=cfg.strides, history=cfg.history)
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

@@ -14,10 +14,14 @@ import torch
 import yaml
 from accelerate import Accelerator
 from launching import ROOT
-from simulating import add_generator, driven, two_tasks
+from simulating import OPERATOR, add_generator, driven, two_tasks
 
+import evaluate
+import train_ensemble
+import train_operator
 from ups import Simulator
 from ups.config import UsageError
+from ups.data import write_fields
 from ups.eval.ensemble import member_noise, roll_out_members
 from ups.latents import open_tasks
 from ups.relative_error import mean_relative_error
@@ -157,6 +161,39 @@ def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start
     told = [(str(one.message), one.filename) for one in recwarn]
     assert told[0] == ("nu was 0.01 to 0.1 in training; what is outside is a guess.", __file__)
     assert f"in training it was {low:.3g} to {high:.3g}" in told[1][0] and told[1][1] == __file__
+
+
+def test_a_history_tells_what_one_frame_does_not(tmp_path, capsys):
+    """Waves that run to the left or to the right: one frame does not say which."""
+    rng, x = np.random.default_rng(0), 2 * np.pi * np.arange(16) / 16
+    sign, phase = rng.choice([-1, 1], (40, 1, 1)), rng.uniform(0, 6, (40, 1, 1))
+    u = np.cos(x + phase + sign * 0.4 * np.arange(8)[:, None])
+    data = write_fields(tmp_path / "waves.h5", u, dt=0.1, channels="u", axes="x",
+                        boundary="periodic")
+    run = ["--run", str(tmp_path / "run"), "--data", str(data), "--cache", str(tmp_path / "cache")]
+    train_operator.main([*run, *OPERATOR, "--history", "2", "--steps", "100", "--batch_size", "16"])
+    operator = tmp_path / "run" / "operator"
+    told = json.loads((operator / "test.json").read_text())["tasks"]["waves"]
+    assert told["nrmse"]["operator"][0] < 0.25 * told["nrmse"]["persistence"][0]
+    told = told["nrmse_rollout"]
+    sim = Simulator.load(tmp_path / "run", "cpu")
+    fields, = (task.fields for task in open_tasks(Accelerator(cpu=True), sim.operator.settings))
+    u = fields.read(fields.split("test"))
+    got = sim.rollout(u[:, :2], 6)
+    error = mean_relative_error(got.flatten(0, 1), u[:, 2:].flatten(0, 1)).mean().item()
+    assert error == pytest.approx(told["operator"], rel=1e-5)
+    again = sim.rollout(torch.stack([u[:, 1], got[:, 0]], 1), 5)
+    assert torch.allclose(again, got[:, 1:], atol=1e-5)
+    evaluate.main(["--run", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run/evaluation/metrics.json").read_text())["tasks"]["waves"]
+    assert found["steps"] == 6 and "from 2 true frames over 6 steps" in found["protocol"]
+    score = found["forecasts"]["operator"]["scores"]["nrmse"]
+    assert score["all"] == pytest.approx(error, rel=1e-4) and len(score["by_lead"]) == 6
+    assert sim.rollout(u[:, :2], 6, members=2).shape == (4, 2, 6, 1, 16)
+    with pytest.raises(UsageError, match=r"takes \(batch, 2, 1, 16\): frames, channels u"):
+        sim.rollout(u[:, 0], 2)
+    with pytest.raises(UsageError, match="only one of --history 1 can be built on"):
+        train_ensemble.main(["--run", str(tmp_path / "run")])
 
 
 def test_inputs_are_those_of_the_time_of_each_step(pushed):

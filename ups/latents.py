@@ -48,6 +48,7 @@ class TaskLatents:
     width: int = 0   # D of the run: the widest task's
     params: int = 0  # P of the run: the most parameters
     strides: tuple[int, ...] = (1,)  # frames that a step goes, in training
+    history: int = 1  # frames that the operator sees
     plans: dict = dataclasses.field(default_factory=lambda: {1: []})  # as of choose_plan
 
     @property
@@ -64,6 +65,7 @@ class TaskLatents:
         return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
                         facts.params, inhomogeneous, self._conserved_directions(),
                         weight=tuple(self.codec.weight.tolist()), inputs=spec.inputs,
+                        history=self.history,
                         steady=facts.steady, **self._change())
 
     def _change(self):
@@ -127,7 +129,8 @@ class TaskLatents:
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
 
     def noise(self, z0, z1, batch):
-        """What the step's random numbers add to z0 (B, N, D): noise that is white on the grid.
+        """What the step's random numbers add to z0 (B, N, D), or to all frames of a history
+        (B, H, N, D): noise that is white on the grid.
 
         Its standard deviation is batch["level"] (B,) times the change z1 - z0 of the same sample: a
         mean change would drown a faint field. Its mean over the tokens is zero.
@@ -191,9 +194,10 @@ class TaskLatents:
 
 @compile_in_graph
 def _noise(z0, z1, weight, level, noise, scale):
-    change = (weight * (z1 - z0) ** 2).sum(-1).mean(1) / weight.sum()
-    level = level * change.sqrt()
-    return level[:, None, None] * scale * (noise - noise.mean(1, keepdim=True))
+    last = z0 if z0.ndim == 3 else z0[:, -1]
+    change = (weight * (z1 - last) ** 2).sum(-1).mean(1) / weight.sum()
+    level = (level * change.sqrt()).view(-1, *[1] * (z0.ndim - 1))
+    return level * scale * (noise - noise.mean(-2, keepdim=True))
 
 
 @compile_in_graph
@@ -227,23 +231,32 @@ class Latents:
                 "fields": [task.fields.facts.plain() for task in self.tasks]}
 
 
-def open_latents(run, cfg, split, length=1, strides=(1,), **codec):
+def open_latents(run, cfg, split, length=1, strides=(1,), history=1, **codec):
     """The tasks of `cfg`, and windows of their latents to train on.
 
-    `length` and `strides` are those of LatentWindows. `codec` may override where a codec is and how
-    it is fitted: `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
+    `length`, `strides`, `history` are those of LatentWindows. `codec` may override where a codec is
+    and how it is fitted: `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
     """
     if 1 not in strides:
         raise UsageError(f"--strides {' '.join(map(str, strides))}: 1 must be among them; to learn "
                          "from every n-th frame alone, use --stride_t n.")
     strides = tuple(sorted(set(strides)))
+    if getattr(cfg, "history", 1) != history:
+        raise UsageError(f"{cfg.run}: its operator sees {cfg.history} frames, and only one of "
+                         "--history 1 can be built on.")
+    if history > 1 and strides != (1,):
+        raise UsageError(f"--history {history}: frames of one distance are seen, so --strides is "
+                         "1.")
     tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
     for task in tasks:
-        task.strides, frames = strides, task.facts.frames
+        task.strides, task.history, frames = strides, history, task.facts.frames
+        if history >= frames:
+            raise UsageError(f"--history {history}: {task.name} has {frames} frames, so it is at "
+                             f"most {frames - 1}.")
         if strides[-1] >= frames:
             raise UsageError(f"--strides {strides[-1]}: {task.name} has {frames} frames, so it is "
                              f"at most {frames - 1}.")
-    windows = LatentWindows([task.cache for task in tasks], length, strides)
+    windows = LatentWindows([task.cache for task in tasks], length, strides, history)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
         if size < min(RESIDENT, torch.cuda.mem_get_info(device)[0] / 4):

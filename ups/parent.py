@@ -19,7 +19,7 @@ from ups.relative_error import mean_relative_error
 from ups.stages import load_operator, own_codec
 from ups.train.checkpoint import export_model, load_model
 
-SIZES = "model", "codec"
+SIZES = "model", "codec", "history"
 DATA = "data", "tasks", "axes", "facts", "stride_x", "stride_t"  # unless some are named
 
 

@@ -37,7 +37,8 @@ def waves(leads, strides):
 def roll_out(model, z0, dt, cond, task, leads, strides=(1,), inputs=None):
     """Yield (lead, z (B, N, D)) for the frames `leads`, in the order in which they are reached.
 
-    z0 (B, N, D), dt (B,) of one frame, cond (B, P), input tokens (B, T or 1, N, E) if any.
+    z0 (B, N, D), dt (B,) of one frame, cond (B, P), input tokens (B, T or 1, N, E) if any. With a
+    history z0 is (B, H, N, D), and the window moves on by each step.
     """
     todo, states, asked = waves(leads, strides), {0: z0}, {*leads}
     left = Counter(frame for _, starts in todo for frame in starts)  # steps from it to come
@@ -52,19 +53,25 @@ def roll_out(model, z0, dt, cond, task, leads, strides=(1,), inputs=None):
         (dts, conds), more = once[stride, count]
         z = joined([states[frame] for frame in starts])
         given = None if inputs is None else joined([inputs_at(inputs, frame) for frame in starts])
-        ends = model(z, dts, conds, task, given, **more).chunk(count)
-        for frame, end in zip(starts, ends, strict=True):
+        ends = model(z, dts, conds, task, given, **more)
+        windows = moved_on(z, ends).chunk(count)
+        for frame, end, window in zip(starts, ends.chunk(count), windows, strict=True):
             left[frame] -= 1
             if not left[frame]:
                 del states[frame]
             if left[frame + stride]:
-                states[frame + stride] = end
+                states[frame + stride] = window
             if frame + stride in asked:
                 yield frame + stride, end
 
 
 def joined(parts):
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def moved_on(z, end):
+    """What the next step starts from: the end of this one, or the window of a history with it."""
+    return end if z.ndim == 3 else torch.cat([z[:, 1:], end[:, None]], 1)
 
 
 def inputs_at(inputs, frame):

@@ -73,7 +73,8 @@ class Simulator:
         for name, facts in known.items():
             codec, mark = own_codec(run, name, self.operator.config["lineage"])
             self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark,
-                                           plans=self.operator.plans(name))
+                                           plans=self.operator.plans(name),
+                                           history=self.operator.history)
             chosen = self.operator.choices.get(name, {}).get("precision", "float32")
             self.precisions[name] = precision or (
                 chosen if self.device.type == "cuda" else "float32")
@@ -94,6 +95,7 @@ class Simulator:
                 stride=None, task=None, dt=None, members=None, seed=0, grad=False, batch=None,
                 out=None):
         """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
+        u0 of an operator with a history of H > 1 frames is (B, H, C, *grid), the last of them now.
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
         inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
@@ -135,8 +137,8 @@ class Simulator:
             return self._predict(index, leads, longest, "float32", *here).to(u.device)
         tokens = math.prod(task.codec.tokens) * (members or 1)
         size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
-        shape = len(u), *([members] if members else []), len(leads), *u.shape[1:]
-        start = 0
+        shape = len(u), *([members] if members else []), len(leads), len(task.facts.channels)
+        shape, start = (*shape, *task.facts.grid), 0
         with (torch.inference_mode(), products("highest"), _opened(out, shape, u0) as result,
               tqdm(total=len(u), unit="row", disable=size == len(u)) as bar):
             while start < len(u):
@@ -292,14 +294,16 @@ def _tensor(values):
 def _fields(u0, task):
     """u0 as a tensor of the right shape, finite; warns where training saw nothing alike."""
     u, facts = _tensor(u0), task.facts
-    if u.shape[1:] != (len(facts.channels), *facts.grid) or not u.numel():
+    wanted = *([task.history] if task.history > 1 else []), len(facts.channels), *facts.grid
+    if u.shape[1:] != wanted or not u.numel():
         raise UsageError(f"u0 has the shape {tuple(u.shape)}; {task.name} here takes (batch, "
-                         f"{_list([len(facts.channels), *facts.grid])}): channels "
+                         f"{_list(wanted)}): {'frames, ' * (task.history > 1)}channels "
                          f"{', '.join(facts.channels)}, axes {', '.join(facts.axes)}.")
     seen = []
     for piece in u.detach().split(256):
         if not piece.isfinite().all():
             raise UsageError("u0 holds NaN or Inf.")
+        piece = piece.flatten(0, 1) if task.history > 1 else piece
         seen.append(torch.stack(piece.movedim(1, 0).flatten(1).cpu().aminmax(dim=1)).float())
     least, most = torch.stack(seen).amin(0)[0], torch.stack(seen).amax(0)[1]
     for name, a, b, low, high in zip(facts.channels, least, most, *task.codec.seen, strict=True):

@@ -39,6 +39,11 @@ class Loaded:
     mark: str                  # fingerprint
     choices: dict              # what it chose on validation: choices.json
 
+    @property
+    def history(self):
+        """How many frames the operator sees."""
+        return getattr(self.settings, "history", 1)
+
     def plans(self, name):
         """{longest stride: validation errors by frame}: how roll-outs of a task may go."""
         known = self.choices.get(name, {}).get("plans", {})

@@ -62,6 +62,17 @@ def test_windows_of_a_stride_hold_every_nth_frame_and_a_batch_is_of_one_stride(
         assert batch["stride"] == stride and batch["task"] == 0
 
 
+def test_windows_of_a_history_hold_the_frames_before(tmp_path):
+    cache = build(tmp_path)
+    windows = LatentWindows([cache], 2, history=3)
+    starts = starts_of(9 - 4).tolist()
+    assert windows.sizes == [30 * len(starts)]
+    batch = windows.__getitems__([(0, w, (0, w)) for w in range(windows.sizes[0])])
+    whole = torch.cat(list(cache.z))
+    expected = [whole[w // len(starts), starts[w % len(starts)]:][:5] for w in range(len(windows))]
+    assert torch.equal(batch["z"], torch.stack(expected))
+
+
 def test_several_tasks_are_padded_to_the_widest(tmp_path):
     caches = [build(tmp_path, "burgers1d"), build(tmp_path, "advection1d", 2, 3, ("nu", "beta"))]
     windows = LatentWindows(caches, length=4)

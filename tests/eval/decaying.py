@@ -37,7 +37,7 @@ class Decaying:
 def decaying(name="burgers1d", grid=(16,), **options):
     fields = Decaying(name, grid, **options)
     return types.SimpleNamespace(
-        name=name, fields=fields, facts=fields.facts, strides=(1,), plans={1: []},
+        name=name, fields=fields, facts=fields.facts, strides=(1,), plans={1: []}, history=1,
         encode=lambda u: u.flatten(-len(grid)).mT,
         decode=lambda z: z.mT.unflatten(-1, grid), conserved=[0],
         cond=lambda chosen: fields.params(chosen).float(), inputs=lambda chosen: None,

@@ -309,6 +309,18 @@ def test_a_step_is_in_units_of_the_typical_change(body):
     assert torch.allclose(moves[1], moves[0] * torch.tensor(change), atol=1e-6)
 
 
+def test_a_history_is_read_and_the_last_frame_is_changed():
+    spec, z = dataclasses.replace(LINE, history=3), torch.randn(2, 3, 32, 4)
+    dt, cond = torch.full((2,), 0.1), torch.zeros(2, 1)
+    assert torch.equal(make("fourier", [spec], started=False)(z, dt, cond), z[:, -1])
+    model = make("fourier", [spec])
+    moves = model(z, dt, cond) - z[:, -1]
+    for frame in range(3):
+        other = z.clone()
+        other[:, frame] += 1
+        assert (model(other, dt, cond) - other[:, -1] - moves).abs().max() > 1e-3
+
+
 def test_each_stride_has_a_typical_change_of_its_own():
     """Chosen row by row by the nearest dt; the identity and conserved means hold for all of them"""
     z, changes = torch.randn(3, 32, 4), ((0.1, 3.0, 0.0, 1.0), (0.2, 5.0, 0.0, 1.5))

@@ -1,8 +1,9 @@
-"""The data set of latent windows: L + 1 frames of one trajectory, `stride` frames apart.
+"""The data set of latent windows: H + L frames of one trajectory, `stride` frames apart.
 
-Frames of a trajectory are neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is
-a table of overlapping windows (n * T - L * stride, L + 1, N * D): a batch is a choice of its rows,
-read in one call and never copied before. L = min(length, (T - 1) // stride). A set is the windows
+H frames are given and L are to be predicted, at most `length`. Frames of a trajectory are
+neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is a table of overlapping
+windows (rows, H + L, N * D): a batch is a choice of its rows, read in one call and never copied
+before. A set is the windows
 of one task and stride, and a batch is of one set. Window w of a set is number w % len(starts) of
 trajectory w // len(starts), and `starts` lists early frames more often.
 """
@@ -19,14 +20,15 @@ EARLY = 8  # times that a trajectory's first frame is listed
 class LatentWindows(Dataset):
     """Windows over one cache per task; D and P are padded with zeros to the widest task."""
 
-    def __init__(self, caches, length, strides=(1,)):
+    def __init__(self, caches, length, strides=(1,), history=1):
         self.caches, self.device = list(caches), torch.device("cpu")
+        self.history = history
         self.sets = [(task, stride) for task in range(len(self.caches)) for stride in strides]
         self.starts, self.sizes, self.lengths = [], [], []
         for task, stride in self.sets:
             count, frames = self.caches[task].shape[:2]
-            self.lengths.append(min(length, (frames - 1) // stride))
-            self.starts.append(starts_of(frames - self.lengths[-1] * stride))
+            self.lengths.append(min(length, (frames - 1) // stride - history + 1))
+            self.starts.append(starts_of(frames - (history - 1 + self.lengths[-1]) * stride))
             self.sizes.append(count * len(self.starts[-1]))
         self.width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
@@ -36,7 +38,7 @@ class LatentWindows(Dataset):
                        for cache in self.caches]
 
     def _lay_out(self, latents):
-        self.views = [[_windows(z, steps, stride) for z in latents[task]]
+        self.views = [[_windows(z, self.history - 1 + steps, stride) for z in latents[task]]
                       for (task, stride), steps in zip(self.sets, self.lengths, strict=True)]
 
     def __len__(self):
@@ -72,7 +74,7 @@ class LatentWindows(Dataset):
         }
 
     def _gather(self, chosen, trajectory, start):
-        """Read windows (B, L + 1, N, D) in the order asked for."""
+        """Read windows (B, H + L, N, D) in the order asked for."""
         views, cache = self.views[chosen], self.caches[self.sets[chosen][0]]
         _, frames, tokens, width = cache.shape
         if len(views) == 1:
@@ -91,7 +93,8 @@ class LatentWindows(Dataset):
         given = self.inputs[task]
         if given.shape[1] == 1:  # they do not vary in time
             return given[trajectory].expand(-1, steps, -1, -1)
-        frames = start[:, None] + stride * torch.arange(steps, device=start.device)
+        steps = self.history - 1 + torch.arange(steps, device=start.device)
+        frames = start[:, None] + stride * steps
         return given[trajectory[:, None], frames]
 
 

@@ -30,7 +30,8 @@ def open_data(accelerator, cfg, operator):
             fields = _as_test(fields, known[name])
         codec, mark = codecs[name]
         tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark,
-                                 begin(fields, cfg.protocol), plans=operator.plans(name)))
+                                 begin(fields, cfg.protocol, operator.history),
+                                 plans=operator.plans(name), history=operator.history))
     for task in tasks:
         task.width = max(codec.spec.width for codec, _ in codecs.values())
         task.params = max(len(facts.params) for facts in known.values())

@@ -15,7 +15,7 @@ import torch
 
 from ups.eval.forecasts import start
 from ups.models.generators import Perturbed
-from ups.rollout import inputs_at
+from ups.rollout import inputs_at, moved_on
 
 ROWS = 4096  # members that go through a network at a time
 DRESS = 32   # trajectories on which the size of a dressing is measured
@@ -33,7 +33,7 @@ def roll_out_members(generator, z0, steps, dt, cond, task, noise, scale, inputs=
     """
     size = generator.perturbation[task] if generator.perturbation else 0.0
     first = noise(0, math.prod(z0.shape[1:])).unflatten(2, z0.shape[1:])  # (B, M, N, D)
-    first = size * scale * (first - first.mean(2, keepdim=True))  # no mean of a field is moved
+    first = size * scale * (first - first.mean(-2, keepdim=True))  # no mean of a field is moved
     shape, z = first.shape[:2], (z0[:, None] + first).flatten(0, 1)
     dt, cond = (x.repeat_interleave(shape[1], 0) for x in (dt, cond))
     for k in range(1, steps + 1):
@@ -41,8 +41,9 @@ def roll_out_members(generator, z0, steps, dt, cond, task, noise, scale, inputs=
         given = itertools.repeat(None) if given is None else given.repeat_interleave(
             shape[1], 0).split(rows)
         parts = zip(*(x.split(rows) for x in (z, dt, cond, numbers)), given, strict=False)
-        z = torch.cat([generator.step(*part[:3], task, *part[3:]) for part in parts])
-        yield z.unflatten(0, shape)
+        end = torch.cat([generator.step(*part[:3], task, *part[3:]) for part in parts])
+        yield end.unflatten(0, shape)
+        z = moved_on(z, end)
 
 
 def member_noise(seed, trajectories, members, device, step, count):

@@ -54,7 +54,7 @@ def make_forecasts(task, index, operator):
         axes = list(range(-len(facts.grid), 0))
         moves = [n // 3 + 1 if free else 0  # as a rule, no whole tokens
                  for n, free in zip(facts.grid, shifts, strict=True)]
-        z0, inputs = task.encode(s.u[:, 0].roll(moves, axes)), None
+        z0, inputs = task.encode(s.whole[:, :task.history].roll(moves, axes)).squeeze(1), None
         if s.inputs is not None:
             v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
             inputs = task.codec.encode_inputs(v).unflatten(0, s.inputs.shape[:2])
@@ -63,7 +63,8 @@ def make_forecasts(task, index, operator):
 
     def one_step(s):
         for k in range(s.steps):
-            z = operator(task.encode(s.u[:, k]), s.dt, s.cond, index, inputs_at(s.inputs, k))
+            z0 = task.encode(s.whole[:, k : k + task.history]).squeeze(1)
+            z = operator(z0, s.dt, s.cond, index, inputs_at(s.inputs, k))
             yield task.decode(z[:, None])
 
     forecasts = yardsticks(task) | {
@@ -73,7 +74,7 @@ def make_forecasts(task, index, operator):
         forecasts["shuffled"] = lambda s: rolled_out(s.z0, s.dt, s.other, s.inputs, s.steps)
     if any(shifts):
         forecasts["shifted"] = shifted
-    if facts.frames > 2:
+    if facts.frames > 2 and task.history == 1:
         forecasts["halved"] = halved
     return forecasts
 
@@ -99,7 +100,7 @@ def yardsticks(task):
         return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
 
     def mean(s):
-        for frame in average()[1:]:  # (C, *grid)
+        for frame in average()[task.history:]:  # (C, *grid)
             yield frame.to(s.u).expand_as(s.u[:, :1])
 
     found = {"persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)), "mean": mean,
@@ -112,39 +113,49 @@ def yardsticks(task):
 
 def start(task, chosen, test, device):
     """What forecasts may know of the trajectories `chosen` from `test`."""
-    u = task.fields.read(chosen).to(device)  # (B, T, C, *grid)
+    u, given = task.fields.read(chosen).to(device), task.history  # (B, T, C, *grid)
+    inputs = task.inputs(chosen)  # (B, T or 1, N, E)
+    inputs = inputs if inputs is None or inputs.shape[1] == 1 else inputs[:, given - 1:]
     place = {int(i): k for k, i in enumerate(test)}
     other = test.roll(1)[[place[int(i)] for i in chosen]]  # has the next parameters of a family
     return SimpleNamespace(
-        u=u, chosen=chosen, steps=u.shape[1] - 1, z0=task.encode(u[:, 0]),
+        whole=u, u=u[:, given - 1:], chosen=chosen, steps=u.shape[1] - given,
+        z0=task.encode(u[:, :given]).squeeze(1),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
-        inputs=task.inputs(chosen), dt=torch.full((len(u),), task.fields.facts.dt, device=device))
+        inputs=inputs, dt=torch.full((len(u),), task.fields.facts.dt, device=device))
 
 
-def begin(fields, protocol):
-    """The fields from the first frame that a roll-out sees; all frames after it count."""
+def begin(fields, protocol, history=1):
+    """The fields from the first frame that a roll-out sees; all frames after those count."""
     file, step = fields.files[0], fields.frames.step
+    if fields.facts.frames <= history:
+        raise UsageError(f"{file.path} has {fields.facts.frames} frames, and the operator is given "
+                         f"{history} of them; longer trajectories are needed.")
     if protocol == "initial" or fields.facts.steady:
         return fields
+    if history > GIVEN:
+        raise UsageError(f"--protocol pdebench gives {GIVEN} frames, and this operator sees "
+                         f"{history}; use --protocol initial.")
     if (frames := file.facts.frames) <= GIVEN * step:
         raise UsageError(f"--protocol pdebench gives {GIVEN} frames; {file.path} has "
                          f"{-(-frames // step)} at --stride_t {step}; use --protocol initial, "
                          "or longer data.")
-    return Fields(fields.files, fields.stride_x, step, (GIVEN - 1) * step, fields.all_test)
+    return Fields(fields.files, fields.stride_x, step, (GIVEN - history) * step, fields.all_test)
 
 
-def in_words(facts, protocol):
+def in_words(facts, protocol, history=1):
     """The protocol in a phrase, and a warning where it is not the published one."""
     size, frames = " x ".join(map(str, facts.grid)) + " points", facts.frames
-    steps = f"{frames - 1} step{'s' * (frames > 2)} of {facts.dt:g}"
+    count, given = frames - history, f"{history} true frames" if history > 1 else "one true frame"
+    steps = f"{count} step{'s' * (count > 1)} of {facts.dt:g}"
     if facts.steady:
         text = f"a steady field; {size}"
     elif protocol == "initial":
-        text = f"rolled out from one true frame over {steps}; {size}"
+        text = f"rolled out from {given} over {steps}; {size}"
     else:
-        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last; "
-                f"scored on the {steps} after them; {size}")
-        frames += GIVEN - 1
+        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last"
+                f"{f' {history}' * (history > 1)}; scored on the {steps} after them; {size}")
+        frames += GIVEN - history
     published = PUBLISHED.get(facts.name)
     if protocol == "initial" or published in (None, (facts.grid[0], frames)):
         return text

@@ -85,7 +85,7 @@ def plan_rows(accelerator, task, index, operator, test):
         for name, leads in (("all", range(1, s.steps + 1)), ("last", [s.steps])):
             for _ in range(2):  # the first one warms up
                 begin, frames = now(), {}
-                z0 = task.encode(s.u[:, 0])
+                z0 = task.encode(s.whole[:, :task.history]).squeeze(1)
                 for lead, z in roll_out(operator, z0, s.dt, s.cond, index, leads,
                                         within(task.plans, longest), s.inputs):
                     frames[lead] = task.decode(z)

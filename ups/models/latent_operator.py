@@ -38,6 +38,7 @@ class TaskSpec:
     dts: tuple[float, ...] = ()   # sizes of the steps that are learned; empty: any
     weight: tuple[float, ...] = ()  # (D,) what a channel counts in the field; empty: ones
     inputs: int = 0               # E, values of a token of the channels that are given
+    history: int = 1              # frames that the operator sees
     steady: bool = False          # whether z1 answers the inputs, and there is no time
 
 
@@ -55,7 +56,9 @@ class LatentOperator(nn.Module):
         super().__init__()
         self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
-        self.body = TokenBody(config, self.tasks, inputs=self.width, outputs=self.width, scalars=1)
+        self.history = self.tasks[0].history
+        self.body = TokenBody(config, self.tasks, inputs=self.history * self.width,
+                              outputs=self.width, scalars=1)
         self.conserve = ConserveMean(self.tasks)
         for index, task in enumerate(self.tasks):
             ones = (1.0,) * task.width
@@ -71,11 +74,14 @@ class LatentOperator(nn.Module):
     def forward(self, z0, dt, cond, task=0, inputs=None, modulation=None, added=None):
         """z0 (B, N, D), dt (B,), cond (B, P), inputs (B, N, E) at z0's time -> z1_hat (B, N, D)
 
+        With a history of H > 1 frames z0 is (B, H, N, D), the last one of them now.
         `modulation`: what `modulate` says of dt and cond, where a roll-out has asked it once.
         `added` (B, N, dim) goes to what the first layer says.
         """
         width = self.tasks[task].width
         x, log_dt = z0 * self.get_buffer(f"input_scale{task}"), torch.log10(dt)[:, None]
+        if self.history > 1:
+            x, z0 = x.transpose(1, 2).flatten(2), z0[:, -1]                     # (B, N, H * D)
         update = self.body(x, log_dt, cond, task, inputs, modulation, added)[..., :width]
         scale = self.get_buffer(f"scale{task}")
         if len(scale) > 1:

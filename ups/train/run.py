@@ -43,7 +43,7 @@ from ups.train.tracking import Metrics, WandB
 BEGAN = time.monotonic() - time.process_time()  # about when the process did
 REPEATS = 5  # seconds in which one more signal is the same request
 COUNTS = ("log_every eval_every save_every keep timeout steps batch_size patch stride_x "
-          "stride_t strides length val_trajectories")
+          "stride_t strides history length val_trajectories")
 LIMITS = dict.fromkeys(COUNTS.split(), (1, math.inf)) | {  # in every stage that has such a field
     "micro_batch": (0, math.inf), "workers": (0, math.inf), "minutes": (0, math.inf),
     "lr": (1e-12, math.inf), "weight_decay": (0, 1), "warmup": (0, math.inf), "ema": (0, 0.99999),
