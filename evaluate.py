@@ -18,7 +18,7 @@ from pathlib import Path
 from ups.config import UsageError, check, command, flat, parse
 from ups.eval.data import open_data
 from ups.eval.ensemble import drawn, dressed
-from ups.eval.forecasts import PROTOCOLS, in_words, make_forecasts
+from ups.eval.forecasts import PROTOCOLS, in_words, make_forecasts, scored
 from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.plans import plan_rows
@@ -65,7 +65,7 @@ def load_stages(run, model):
 
 def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
     """Numbers and pictures of a task, the same on every rank."""
-    spec, test = task.fields.facts, task.fields.split("test")[: cfg.trajectories or None]
+    spec, test = scored(task), task.fields.split("test")[: cfg.trajectories or None]
     operator, sizes, calls = stages["operator"].model, {}, {}
     plain = make_forecasts(task, index, operator)
     shown = {"operator": plain["operator"]}
@@ -88,9 +88,8 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
     result = {
         "pde": spec.equation, "protocol": in_words(spec, cfg.protocol, task.history),
         "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
-        "steps": spec.frames - task.history,
-        "conserved": [spec.channels[c] for c in task.conserved],
-        "spectrum_leads": spectrum_leads(spec.frames - task.history + 1),
+        "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
+        "spectrum_leads": spectrum_leads(spec.frames),
         "spectrum": truth["spectrum"].mean(0).tolist(),
         "plans": plan_rows(accelerator, task, index, operator, test),
         "forecasts": {

@@ -36,14 +36,15 @@ class ConvNet(nn.Module):
         self.tokens, width, c = tasks[0].tokens, tasks[0].width, config.channels  # of one data set
         kernel = [min(5, n - 1 + n % 2) for n in self.tokens]
         conv = partial(nn.Conv3d, kernel_size=kernel, padding="same", padding_mode="circular")
-        self.net = nn.Sequential(conv(width + 1 + len(tasks[0].params), c), nn.GELU(),
-                                 conv(c, c), nn.GELU(), conv(c, width))
+        self.net = nn.Sequential(conv(tasks[0].history * width + 1 + len(tasks[0].params), c),
+                                 nn.GELU(), conv(c, c), nn.GELU(), conv(c, width))
         nn.init.zeros_(self.net[-1].weight)  # "no change" at the start
 
     def forward(self, z0, dt, cond, task=0, inputs=None):
-        given = torch.cat([torch.log10(dt)[:, None], cond], 1)[:, None].expand(-1, z0.shape[1], -1)
-        x = torch.cat([z0, given], 2).mT.unflatten(2, self.tokens)
-        return z0 + self.net(x).flatten(2).mT
+        z = z0 if z0.ndim == 3 else z0.transpose(1, 2).flatten(2)  # of a history: (B, N, H * D)
+        given = torch.cat([torch.log10(dt)[:, None], cond], 1)[:, None].expand(-1, z.shape[1], -1)
+        x = torch.cat([z, given], 2).mT.unflatten(2, self.tokens)
+        return (z0 if z0.ndim == 3 else z0[:, -1]) + self.net(x).flatten(2).mT
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Config(RunConfig):
     stride_x: int = 1           # keep every n-th grid point
     stride_t: int = 1           # keep every n-th frame
     strides: tuple[int, ...] = (1,)  # frames that a step goes: steps of all these sizes, in turn
+    history: int = 1            # frames that the operator sees, the last ones; 1 or more
     codec: CodecConfig = CodecConfig()
     # model
     init: str = ""              # run whose codec, sizes and weights training begins from
@@ -100,7 +102,7 @@ def main(argv=None):
         if run.finished:
             return
         # data
-        data = open_latents(run, cfg, "train", strides=cfg.strides)  # tasks, windows, fingerprints
+        data = open_latents(run, cfg, "train", strides=cfg.strides, history=cfg.history)
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

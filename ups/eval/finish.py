@@ -8,7 +8,7 @@ import torch
 
 from ups.data.fields import Fields
 from ups.eval.ensemble_scores import choose_perturbation
-from ups.eval.forecasts import make_forecasts
+from ups.eval.forecasts import make_forecasts, scored
 from ups.eval.measure import best_median_worst, measure, show
 from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plans import choose
@@ -87,7 +87,7 @@ def test_operator(run, model, tasks):
             head = [*(f"step {lead}" for lead in leads), "all steps"]
             print(text_table(title, head, rows), *last, sep="\n")
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            picture(run.folder / name, draw_rollouts, task.fields.facts, fields, tables)
+            picture(run.folder / name, draw_rollouts, scored(task), fields, tables)
     if run.accelerator.is_main_process:
         run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                 "tasks": results})

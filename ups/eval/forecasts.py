@@ -9,6 +9,7 @@ lead 1, 2, .. its members (B, M, C, *grid) in physical units; one member where i
                                                  shifted back; in twice as many steps of dt / 2
 """
 
+import dataclasses
 import functools
 import itertools
 from types import SimpleNamespace
@@ -91,6 +92,12 @@ def planned(task, index, operator, longest, z0, dt, cond, inputs, steps):
             lead = next(leads, None)
 
 
+def scored(task):
+    """The facts of what is scored: the last frame that is given, and those after it."""
+    facts = task.fields.facts
+    return dataclasses.replace(facts, frames=facts.frames - task.history + 1)
+
+
 def yardsticks(task):
     """What any forecast is compared with."""
     @functools.cache
@@ -146,8 +153,8 @@ def begin(fields, protocol, history=1):
 def in_words(facts, protocol, history=1):
     """The protocol in a phrase, and a warning where it is not the published one."""
     size, frames = " x ".join(map(str, facts.grid)) + " points", facts.frames
-    count, given = frames - history, f"{history} true frames" if history > 1 else "one true frame"
-    steps = f"{count} step{'s' * (count > 1)} of {facts.dt:g}"
+    given = f"{history} true frames" if history > 1 else "one true frame"
+    steps = f"{frames - 1} step{'s' * (frames > 2)} of {facts.dt:g}"
     if facts.steady:
         text = f"a steady field; {size}"
     elif protocol == "initial":
@@ -155,7 +162,7 @@ def in_words(facts, protocol, history=1):
     else:
         text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last"
                 f"{f' {history}' * (history > 1)}; scored on the {steps} after them; {size}")
-        frames += GIVEN - history
+        frames += GIVEN - 1
     published = PUBLISHED.get(facts.name)
     if protocol == "initial" or published in (None, (facts.grid[0], frames)):
         return text
