@@ -313,18 +313,23 @@ def _elsewhere(f, folder):
     hdf5(folder / "other.h5", {"u": ("sample time x", noise(N, T, X))})
     layout = h5py.VirtualLayout((N, T, X), "f4")
     layout[...] = h5py.VirtualSource("../other.h5", "u", (N, T, X))
-    return {"link": lambda: f.update({"u": h5py.ExternalLink("../other.h5", "u")}),
+    chain = h5py.VirtualLayout((N, T, X), "f4")
+    chain[...] = h5py.VirtualSource("raw.h5", "u", (N, T, X))
+    with h5py.File(folder / "mine/raw.h5", "w") as other:
+        other.create_dataset("u", (N, T, X), "f4", external=[(str(folder / "raw.bin"), 0, 999)])
+    return {"chain": lambda: f.create_virtual_dataset("u", chain),
+            "link": lambda: f.update({"u": h5py.ExternalLink("../other.h5", "u")}),
             "raw": lambda: f.create_dataset("u", (N, T, X), "f4",
                                             external=[(str(folder / "raw.bin"), 0, 4 * N * T * X)]),
             "virtual": lambda: f.create_virtual_dataset("u", layout)}
 
 
-@pytest.mark.parametrize("how", ["link", "raw", "virtual"])
+@pytest.mark.parametrize("how", ["link", "raw", "virtual", "chain"])
 def test_what_lies_in_another_file_is_not_followed(tmp_path, how):
     (tmp_path / "mine").mkdir()
     with h5py.File(tmp_path / "mine/a.h5", "w") as f:
         _elsewhere(f, tmp_path)[how]()
-    with pytest.raises(UsageError, match="a.h5: u lies in another file, which is not followed"):
+    with pytest.raises(UsageError, match="h5: u lies in another file, which is not followed"):
         open_array(tmp_path / "mine/a.h5", "sample time x")
 
 

@@ -20,7 +20,7 @@ from ups.data.fields import Fields
 from ups.data.pdebench import TASKS, identify, open_pdebench
 from ups.data.solvers import SOLVERS
 from ups.data.stores import SUFFIXES, Unrecognised, is_zarr
-from ups.data.well import is_well, open_well
+from ups.data.well import open_well
 from ups.files import read_json
 
 DEFAULT = "burgers1d"  # what is trained on where nothing is said
@@ -131,18 +131,18 @@ def _sets(path, names, said_so, axes, said):
     if not path.exists() and not bundled:
         raise NoData(f"--data {path}: there is no such file or folder; {path.parent} holds "
                      f"{_listed([path.parent])}.")
+    if files := [] if axes else open_well(path):
+        return {files[0].facts.name: files}
     own = [one for one in _entries(path) if one.suffix.lower() in SUFFIXES] or [path]
-    well, fits = not axes and is_well(path), defaultdict(list)
-    for one in own if not axes and not well else ():
+    fits = defaultdict(list)
+    for one in own if not axes else ():
         fits[identify(one)].append(one)
     sure = [name for name, certain in fits if certain]
     if sure or bundled:
         found = {name: fits[name, True] or fits[name, False] * said_so for name in names or sure}
         return {name: [open_pdebench(one, name) for one in ones]
                 for name, ones in found.items() if ones}
-    if well:
-        files = open_well(path)
-    elif len(own) > 1 or path.is_dir() and own == [path] != _entries(path):
+    if len(own) > 1 or path.is_dir() and own == [path] != _entries(path):
         files = open_folder(path, axes, said)
     else:
         try:

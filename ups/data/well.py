@@ -10,7 +10,6 @@ scalar that does; other scalars are parameters. The folder says the split.
 """
 
 import itertools
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -23,29 +22,20 @@ SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of folders
 GROUPS = {"dimensions", "t0_fields", "t1_fields", "t2_fields"}
 
 
-def is_well(path):
-    """Whether a file, or the first one of a folder, has the groups of The Well."""
-    for _, one in _paths(Path(path))[:1]:
-        if h5py.is_hdf5(one):
-            with opened(one) as f:
-                return {*f} >= GROUPS
-    return False
-
-
 def open_well(path):
-    """The files of a folder NAME or NAME/data, or one file: [File, ..]."""
-    return [_open(one, split) for split, one in _paths(Path(path))]
-
-
-def _paths(path):
-    """[(split, file), ..] below a folder; a file by itself says no split."""
+    """The files of a folder NAME or NAME/data, or one file: [File, ..]; empty for other layouts."""
     if path.is_file():
-        return [("", path)]
-    for root in (path, path / "data"):
-        if found := [(split, one) for folder, split in SPLITS.items()
-                     for one in sorted((root / folder).glob("*")) if one.suffix in HDF5]:
-            return found
-    return []
+        paths = [("", path)]  # a file by itself says no split
+    else:
+        paths = [(SPLITS[folder], one) for root in (path, path / "data") for folder in SPLITS
+                 for one in sorted((root / folder).glob("*")) if one.suffix in HDF5]
+    for _, one in paths[:1]:
+        if not h5py.is_hdf5(one):
+            return []
+        with opened(one) as f:
+            if not {*f} >= GROUPS:
+                return []
+    return [_open(one, split) for split, one in paths]
 
 
 def _open(path, split):
