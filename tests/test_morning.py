@@ -99,7 +99,8 @@ def test_from_arrays_to_a_simulator(case, base, capsys):
     test = fields.split("test")
     u, values = fields.read(test).numpy(), fields.params(test)
     given = {"params": dict(zip(facts.params, values.T, strict=True)),
-             "inputs": fields.inputs(test)}
+             "inputs": dict(zip(facts.inputs, fields.inputs(test).unbind(2), strict=True))
+             if facts.inputs else None}
     steps = u.shape[1] - 1
     p = sim.rollout(u[:, 0], steps, **given)
     assert p.shape == u[:, 1:].shape
@@ -118,7 +119,8 @@ def test_from_arrays_to_a_simulator(case, base, capsys):
     # inputs are no output, but matter, and so do parameters
     assert result["channels"] == list(case.channels)
     if case.inputs:
-        other = sim.rollout(u[:, 0], steps, inputs=given["inputs"].flip(0))
+        other = sim.rollout(u[:, 0], steps, inputs={
+            name: value.flip(0) for name, value in given["inputs"].items()})
         assert nrmse(other, u[:, 1:]) > 1.5 * error
     if case.params:
         other = {name: value.flip(0) for name, value in given["params"].items()}

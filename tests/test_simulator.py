@@ -68,8 +68,10 @@ def test_a_rollout_has_the_errors_that_the_test_reported(run, pushed):
         for task in open_tasks(Accelerator(cpu=True), sim.operator.settings):
             chosen = task.fields.split("test")
             u, params = task.fields.read(chosen), task.fields.params(chosen).T
-            got = sim.rollout(u[:, 0], u.shape[1] - 1, dict(zip(task.facts.params, params,
-                              strict=True)), task.fields.inputs(chosen), task=task.name)
+            params = dict(zip(task.facts.params, params, strict=True))
+            inputs = task.fields.inputs(chosen)
+            inputs = None if inputs is None else {"force": inputs[:, :, 0]}
+            got = sim.rollout(u[:, 0], u.shape[1] - 1, params, inputs, task=task.name)
             error = mean_relative_error(got.flatten(0, 1), u[:, 1:].flatten(0, 1)).mean().item()
             assert error == pytest.approx(told[task.name]["nrmse_rollout"]["operator"], rel=1e-5)
 
@@ -153,7 +155,6 @@ def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start
     u = start[:, :, :16]  # advection1d had one beta, which need not be given
     assert np.array_equal(sim.rollout(u, 2, task="advection1d"),
                           sim.rollout(u, 2, {"beta": 0.1}, task="advection1d"))
-    assert np.array_equal(sim.rollout(start, 2, {"nu": 0.1}, task="burgers1d", dt=0.25), one)
     low, high = sim.tasks["burgers1d"].codec.seen.flatten().tolist()
     assert not recwarn.list and -5 < low < 0 < high < 5
     sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
@@ -199,27 +200,24 @@ def test_a_history_tells_what_one_frame_does_not(tmp_path, capsys):
 def test_inputs_are_those_of_the_time_of_each_step(pushed):
     sim = Simulator.load(pushed, "cpu")
     u0, k, rng = np.zeros((2, 1, 16)), {"k": [-1.0, 2.0]}, np.random.default_rng(0)
-    v = rng.standard_normal((2, 4, 1, 16)).astype("float32")
+    v = rng.standard_normal((2, 4, 16)).astype("float32")
     by_hand = u0
-    whole = sim.rollout(u0, 4, k, v)
+    whole = sim.rollout(u0, 4, k, {"force": v})
     for step in range(4):
-        by_hand = sim.rollout(by_hand, 1, k, v[:, step])[:, 0]
+        by_hand = sim.rollout(by_hand, 1, k, {"force": v[:, step]})[:, 0]
         assert np.allclose(by_hand, whole[:, step], atol=1e-4)  # decoded between the steps
     late = v.copy()
     late[:, 3] += 1
-    changed = np.abs(sim.rollout(u0, 4, k, late) - whole).max((0, 2, 3))
+    changed = np.abs(sim.rollout(u0, 4, k, {"force": late}) - whole).max((0, 2, 3))
     assert (changed[:3] == 0).all() and changed[3] > 0
-    constant = sim.rollout(u0, 3, k, v[:1, 0])  # one for all rows and times
-    assert np.array_equal(constant, sim.rollout(u0, 3, k, v[:1, :1] + 0 * v))
+    constant = sim.rollout(u0, 3, k, {"force": v[:1, 0]})  # one for all rows and times
+    assert np.array_equal(constant, sim.rollout(u0, 3, k, {"force": v[:1, :1] + 0 * v}))
     assert "inputs force" in str(sim)
-    by_name = sim.rollout(u0, 4, k, {"force": v[:, :, 0]})
-    assert np.array_equal(by_name, whole)
-    assert np.array_equal(sim.rollout(u0, 3, k, {"force": v[:1, 0, 0]}), constant)
-    for inputs, words in [(None, r"needs inputs=: driven takes channels force as \(batch, 1, 16"),
-                          ({"wind": v}, "inputs are wind; driven takes channels force"),
-                          (v[:, :2], r"shape \(2, 2, 1, 16\); driven takes .*4 or more, 1, 16"),
-                          (v[:, :, 0], "takes channels force"), (v[[0, 0, 0]], "takes channels"),
-                          (v * np.nan, "NaN")]:
+    for inputs, words in [(None, "inputs are none; driven takes force, by name"),
+                          ({"wind": v}, "inputs are wind; driven takes force"),
+                          ({"force": v[:, :2]}, r"the shape \(2, 2, 16\); .*4 or more, 16"),
+                          ({"force": v[:, 0, :8]}, "the shape"), ({"force": v[[0, 0, 0]]}, "shape"),
+                          ({"force": v * np.nan}, "NaN")]:
         with pytest.raises(UsageError, match=words):
             sim.rollout(u0, 4, k, inputs)
 
@@ -319,7 +317,7 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(params={}), "params lacks nu; the data had 0.01 to 0.1"),
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
-    (dict(inputs=np.zeros((3, 1, 32))), "has no inputs"),
+    (dict(inputs={"wind": np.zeros((3, 32))}), "inputs are wind; burgers1d takes none"),
     (dict(steps=0), "steps=0: it is a whole number above 0"),
     (dict(steps=2.5), "steps=2.5: it is a whole number"),
     (dict(steps=None), "give the number of steps, or times="),
@@ -332,7 +330,6 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
     (dict(members="3"), "members='3'"),
     (dict(seed=None), "seed=None"),
-    (dict(dt=0.1), "dt=0.1: burgers1d was trained on steps of 0.25"),
     (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
     (dict(stride=2, accuracy=0.1), "give accuracy= or stride=, not both"),
     (dict(accuracy=1e-9), "accuracy=1e-09: no way to these frames is so accurate; the best has"),
@@ -348,7 +345,7 @@ def test_what_does_not_belong_together_is_refused(run, copy, tmp_path):
     with pytest.raises(UsageError, match="there is no such folder"):
         Simulator.load(tmp_path / "nothing")
     shutil.rmtree(copy / "codec" / "advection1d")
-    with pytest.raises(UsageError, match="config.json is missing.; put it back"):
+    with pytest.raises(UsageError, match="config.json is missing.; put back"):
         Simulator.load(copy)
     shutil.copytree(run / "codec" / "burgers1d", copy / "codec" / "advection1d")
     with pytest.raises(UsageError, match="is not the codec that"):

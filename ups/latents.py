@@ -119,11 +119,6 @@ class TaskLatents:
         return F.pad(self.codec.weight, (0, self.width - self.codec.spec.width))
 
     @property
-    def valid(self):
-        """Ones (D,), zeros in the padding."""
-        return (self.channel_weight > 0).float()
-
-    @property
     def noise_scale(self):
         """Standard deviation (D,) in the latents of white noise of deviation 1 on the grid."""
         return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))

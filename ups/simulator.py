@@ -92,20 +92,18 @@ class Simulator:
         return self
 
     def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, accuracy=None,
-                stride=None, task=None, dt=None, members=None, seed=0, grad=False, batch=None,
-                out=None):
+                stride=None, task=None, members=None, seed=0, grad=False, batch=None, out=None):
         """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
         u0 of an operator with a history of H > 1 frames is (B, H, C, *grid), the last of them now.
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
         inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
-                 the beginning of each step; or all in one array (B, E, *grid), (B, T, E, *grid)
+                 the beginning of each step of the data
         times    after u0, ascending: multiples of the dt of the training data
         accuracy the nRMSE, mean of these frames, that the cheapest way there may have; without it
                  the most accurate way is taken, both as measured on the validation split
         stride   the longest step in frames, one of those of training: instead of a choice
         task     its name, where the run has several
-        dt       size of a step; only that of the training data is allowed
         members  trajectories to draw: by the generator of the run that scores best on validation,
                  or, where a run has none, by the operator from perturbed inputs
         grad     let gradients reach u0, params and inputs: the result is a tensor
@@ -117,9 +115,6 @@ class Simulator:
         if task not in self.tasks:
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
-        if dt is not None and not math.isclose(dt, task.facts.dt, rel_tol=1e-4):
-            raise UsageError(f"dt={dt:g}: {task.name} was trained on steps of {task.facts.dt:g}; "
-                             "finer frames are another --stride_t, other steps another training.")
         leads = _leads(steps, times, task.facts)
         longest = _plan(task.plans, leads, accuracy, stride)
         for name, value, least in (("members", members, 1), ("batch", batch, 1), ("seed", seed, 0)):
@@ -315,33 +310,23 @@ def _fields(u0, task):
 
 def _inputs(inputs, task, batch, steps):
     """The given channels (B, T or 1, E, *grid), T >= steps; None where there are none."""
-    facts = task.facts
+    facts, names = task.facts, [*inputs] if isinstance(inputs, dict) else []
+    if {*names} != {*facts.inputs} or inputs is not None and not names:
+        raise UsageError(f"inputs are {', '.join(names) or 'none'}; {task.name} takes "
+                         f"{', '.join(facts.inputs) or 'none'}, by name.")
     if not facts.inputs:
-        if inputs is not None:
-            raise UsageError(f"{task.name} has no inputs; leave inputs= out.")
         return None
-    one = (len(facts.inputs), *facts.grid)
-    wanted = (f"{task.name} takes channels {', '.join(facts.inputs)} as (batch, {_list(one)}), or "
-              f"with all times, (batch, {steps} or more, {_list(one)}), or each of them by name")
-    if inputs is None:
-        raise UsageError(f"{task.name} needs inputs=: {wanted}.")
-    if isinstance(inputs, dict):
-        if {*inputs} != {*facts.inputs}:
-            raise UsageError(f"inputs are {', '.join(inputs)}; {wanted}.")
-        parts = [_tensor(inputs[name]) for name in facts.inputs]
-        parts = [v[:, None] if v.ndim == len(one) else v for v in parts]  # (B, T or 1, *grid)
-        try:
-            v = torch.stack(torch.broadcast_tensors(*parts), 2)
-        except RuntimeError:
-            raise UsageError(f"inputs have the shapes {[tuple(v.shape) for v in parts]}, which do "
-                             f"not go together; {wanted}.") from None
-    else:
-        v = _tensor(inputs)
-        v = v[:, None] if v.ndim == 1 + len(one) else v
-    if v.shape[2:] != one or len(v) not in (1, batch) or 1 < v.shape[1] < steps or not v.numel():
-        raise UsageError(f"inputs have the shape {tuple(v.shape)}; {wanted}.")
-    if not all(piece.isfinite().all() for piece in v.split(256)):
-        raise UsageError("inputs hold NaN or Inf.")
+    parts, grid = [_tensor(inputs[name]) for name in facts.inputs], tuple(facts.grid)
+    parts = [v[:, None] if v.ndim == 1 + len(grid) else v for v in parts]  # (B, T or 1, *grid)
+    for v in parts:
+        if v.shape[2:] != grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
+            raise UsageError(f"an input has the shape {tuple(v.shape)}; each is (batch, "
+                             f"{_list(grid)}), or at all times (batch, {steps} or more, "
+                             f"{_list(grid)}).")
+        if not all(piece.isfinite().all() for piece in v.split(256)):
+            raise UsageError("inputs hold NaN or Inf.")
+    parts = [v[:, :steps] if v.shape[1] > 1 else v for v in parts]
+    v = torch.stack(torch.broadcast_tensors(*parts), 2)
     return v.expand(batch, *v.shape[1:])
 
 
@@ -409,7 +394,7 @@ def card(sim, name, marks, license=None):
     spec = next(iter(sim.tasks.values())).facts
     shape = _list([len(spec.channels), *spec.grid])
     given = "".join([", params={..}" * any(s.low < s.high for s in spec.scales),
-                     ", inputs=v" * bool(spec.inputs),
+                     ", inputs={..}" * bool(spec.inputs),
                      f', task="{spec.name}"' * (len(sim.tasks) > 1)])
     test = read_json(sim.run / "operator" / "test.json")
     rows = ["| nRMSE on the test split, all steps | operator | persistence |", "|---|---|---|"]

@@ -86,8 +86,6 @@ def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp
         main(["gc", "--yes"])
     with pytest.raises(UsageError, match="no codec at all below --runs none"):
         main(["gc", "--yes", "--runs", "none"])
-    with pytest.raises(UsageError, match="--run none: no operator has been begun there"):
-        main(["build", "--run", "none"])
     Path("runs/sweep").mkdir()
     Path("runs/sweep/a").symlink_to(tmp_path / "elsewhere")
     config = Path("runs/sweep/a/codec/burgers1d/model/config.json")
@@ -103,13 +101,13 @@ def test_gc_finds_codecs_at_any_depth_and_stops_where_it_cannot_tell(caches, tmp
 
 def test_an_unknown_word_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("ls", "gc", "build"):
+    for name in ("ls", "gc"):
         with pytest.raises(UsageError, match="'extra' belongs to no flag"):
             main([name, "extra"])
     for name in ("ls", "gc", "verify"):
         with pytest.raises(UsageError, match="--cache cache: there is no such folder"):
             main([name])
-    with pytest.raises(UsageError, match="remove: it is one of ls, build, verify, gc"):
+    with pytest.raises(UsageError, match="remove: it is one of ls, verify, gc"):
         main(["remove"])
     with pytest.raises(UsageError, match="nearest is --yes"):
         main(["gc", "--yess"])

@@ -1,7 +1,6 @@
 """Look after the latent caches.
 
     python -m ups.cache ls                          what is there, and which runs can read it
-    python -m ups.cache build --run runs/NAME       encode what the run's operator reads
     python -m ups.cache verify                      read every byte; exit code 1 at a fault
     python -m ups.cache gc [--yes]                  remove what no codec in --runs can read
 """
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups.cache.store import open_cache, remove, verify
-from ups.config import UsageError, command, nested, parse
+from ups.config import UsageError, command, parse
 from ups.files import lock, read_json
 
-COMMANDS = "ls", "build", "verify", "gc"
+COMMANDS = "ls", "verify", "gc"
 # What `gc` takes for a cache: its name and all that is in it, whole or half written.
 CACHE = re.compile(r"\w+-\w+-[0-9a-f]{16}")
 PART = re.compile(r"(manifest\.json|shard-\d+\.safetensors)(\.\d+\.partial)?")
@@ -26,26 +25,7 @@ PART = re.compile(r"(manifest\.json|shard-\d+\.safetensors)(\.\d+\.partial)?")
 class Config:
     cache: str = "cache"   # folder of all caches
     runs: str = "runs"     # folder of all runs: their codecs say which caches can be read
-    run: str = ""          # build: the run, whose operator has been begun
-    split: str = "train"   # build: train, fit, val or test
     yes: bool = False      # gc: remove, do not only show
-
-
-def build(cfg):
-    """Encode what is missing; under `accelerate launch` by all ranks."""
-    from ups.latents import open_tasks
-    from ups.train.ranks import make_accelerator
-
-    settings = read_json(Path(cfg.run) / "operator" / "config.json")
-    if not settings:
-        raise UsageError(f"--run {cfg.run}: no operator has been begun there, so what it reads is "
-                         "not known; `accelerate launch train_operator.py --dry_run` with all "
-                         "your flags makes its cache.")
-    accelerator = make_accelerator()
-    for task in open_tasks(accelerator, nested(settings), cfg.split):
-        if accelerator.is_main_process:
-            print(look(task.cache.folder, owners_in(cfg.runs))[1])
-    accelerator.end_training()
 
 
 def gc(cfg, folders, owners):
@@ -99,8 +79,6 @@ def main(argv=None):
     if name not in (*COMMANDS, "-h", "--help"):
         raise UsageError(f"python -m ups.cache {name}: it is one of {', '.join(COMMANDS)}.")
     cfg = parse(Config, argv if name in COMMANDS else ["--help"], __doc__)
-    if name == "build":
-        return build(cfg)
     if not Path(cfg.cache).is_dir():
         raise UsageError(f"--cache {cfg.cache}: there is no such folder.")
     folders = sorted(path for path in Path(cfg.cache).glob("*") if path.is_dir())
