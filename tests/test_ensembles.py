@@ -13,7 +13,7 @@ import train_ensemble
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.stages import load_generator, load_operator, preferred
+from ups.stages import inherit, load_generator, load_operator, preferred
 
 SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
 TINY = ["--steps", "8", "--batch_size", "8", "--log_every", "1", "--eval_every", "4",
@@ -158,5 +158,8 @@ def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
     end.write_text(json.dumps({"status": "stopped", "step": 3, "reason": ""}))
     with pytest.raises(UsageError, match="not finished .*stopped.*--config"):
         train_diffusion.main(["--run", run, *STAGES["diffusion"][1]])
+    operator.settings.history = 2
+    with pytest.raises(UsageError, match="sees 2 frames, and this stage needs --history 1"):
+        inherit(train_ensemble.Config(run=run), operator)
     with pytest.raises(UsageError, match="--calls must be between 1 and 2, not 3"):
         train_consistency.main(["--run", run, "--calls", "3"])
