@@ -94,7 +94,7 @@ def panels(figure, facts, rows, columns, apart=False, across=False):
                                    cmap="RdBu_r" if signed[quantity] else "viridis")
                     images.append((image, u))
             bar = figure.colorbar(image, ax=grid[same][:, part].ravel().tolist(), pad=0.02,
-                                  location="bottom" if across else "right")
+                                  location="bottom" if across else "right", aspect=30)
             bar.ax.locator_params(nbins=4)
     names = [f"|{name}|" if quantity == "error" and not signed["error"] and u.min() < 0 else name
              for name, u, quantity in rows]

@@ -324,7 +324,8 @@ def _trajectories(result, facts, chosen, params, fields):
                      f"<script type=application/json>{json.dumps(frames)}</script></figure>")
 
     def draw(figure):
-        figure.set_size_inches(9, 2.4 * (3 + sum(" " in name for name in fields)))
+        tall = 2.4 if len(facts.grid) == 1 else 1.8  # inches of a row
+        figure.set_size_inches(9, tall * (3 + sum(" " in name for name in fields)))
         draw_trajectories(figure, facts, fields, scores)
 
     return (charts(f"Trajectories: {escape(facts.channels[0])}", *cards)
