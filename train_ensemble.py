@@ -14,8 +14,6 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
@@ -125,9 +123,7 @@ def main(argv=None):
         # train
         for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
-            with torch.no_grad():
-                batch = draw(batch, cfg, ensemble)
-            loss = backward(batch)                   # gradients; all ranks agree on the outcome
+            loss = backward(draw(batch, cfg, ensemble))  # gradients; all ranks agree
             grad_norm = update()
             if run.every(cfg.log_every):
                 run.log({"train/loss": loss, "train/grad_norm": grad_norm, "train/lr": lr})
