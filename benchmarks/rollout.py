@@ -1,6 +1,7 @@
 """Does a roll-out pay?  Solver, coarser solver, U-Net and operator: trajectories per second, error.
 
     python -m benchmarks.rollout --task swe2d diffreact2d ns2d --seconds 40     # a GPU, 8 minutes
+    python -m benchmarks.rollout --task ns2d --data "--grid 256 --nu 1e-3 --samples 100 --frames 21"
     python -m benchmarks.rollout --task burgers1d --run runs/burgers1d          # CPU: a trained run
 
 Makes the data, trains an operator with `--strides` for some seconds of steps, lets it choose plans
@@ -8,15 +9,18 @@ and precision on the validation split, and times the way from the first frame to
 encode, step, decode. Every plan is a row. On CUDA the operator is compiled and a whole roll-out is
 one graph; the solver runs in float32 with its largest stable steps and replays a graph of its step.
 Seconds are the best of some repeats, for a batch and alone. A U-Net follows where time is left.
-Errors are the nRMSE of the last frame over the test split.
+Errors are the nRMSE of the last frame over the test split. A picture, error over cost, lies in
+--out. "Pays after" counts trajectories: (those of the data, by the solver, and the training) over
+what the operator saves with each.
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,20 +29,22 @@ from accelerate import Accelerator
 
 import train_operator as script
 from benchmarks import scripts
-from benchmarks.accuracy import make_data
+from benchmarks.accuracy import digest, make_data
 from benchmarks.baselines import chosen_for, conditions, load_baseline, train_baseline
 from benchmarks.budget import VAL, WARMUP, steps_within, trial_steps
 from benchmarks.tables import device_name, heading, row
-from ups.config import check, command, parse
+from ups.config import UsageError, check, command, parse
 from ups.data.find import open_fields
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE, nrmse
+from ups.eval.plots import picture
 from ups.files import write_json
 from ups.latents import open_tasks
 from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.rollout import waves, within
 from ups.simulator import Simulator
+from ups.train.ranks import now
 from ups.train.ranks import now
 from ups.train.step import CudaGraphed
 
@@ -54,9 +60,11 @@ class Config:
     limit: float = 400.0         # seconds after which no U-Net is begun
     precision: str = ""          # float32, tf32, bfloat16; empty: as validation chose
     preset: str = ""             # of the data; empty: medium on a GPU, small on a CPU
+    data: str = ""               # flags of `python -m ups.data make` in place of the benchmark's
     batch: int = 64              # trajectories together
     repeats: int = 5             # the best counts
     device: str = ""             # cpu: leave the GPU alone
+    profile: bool = False        # where the time of each operator's roll-out goes, 15 lines
     out: str = "benchmarks/results/rollout"  # folder of data and runs
     seed: int = 0                # of data and weights
 
@@ -87,6 +95,18 @@ def train(cfg, task, data, out):
     return out / "run"
 
 
+def made(cfg, task, out):
+    """The folder of the data."""
+    if not cfg.data:
+        return make_data(task, cfg, out)[0]
+    folder = out / "data" / digest([task, cfg.data])
+    done = subprocess.run([sys.executable, "-m", "ups.data", "make", task, "--out", folder,
+                           *shlex.split(cfg.data)])
+    if done.returncode:
+        raise UsageError("the data could not be made; the message above says why.")
+    return folder
+
+
 def measure(cfg, fields, models, cuda):
     """Print and return the rows of some models {name: (function, steps)}."""
     device = torch.device("cuda" if cuda else "cpu")
@@ -101,6 +121,13 @@ def measure(cfg, fields, models, cuda):
             fill = torch.arange(batch, device=device) % len(chosen)
             last, seconds[batch] = timed(function, first[fill], cond[fill],
                                          cuda and name == "U-Net", cfg.repeats)
+        if cfg.profile and name.startswith("operator"):
+            with torch.profiler.profile() as profile:
+                function(first[fill], cond[fill])
+                now()
+            order = f"self_{device.type}_time_total"
+            print(profile.key_averages().table(sort_by=order, row_limit=15,
+                                               max_name_column_width=60))
         error = nrmse(last[:used, None], truth[:used, None]).mean().item()
         a_step = 1e6 * seconds[cfg.batch] / cfg.batch / steps if steps else math.nan
         rows.append((name, cfg.batch / seconds[cfg.batch], 1e3 * seconds[1], error, a_step))
@@ -171,6 +198,18 @@ def timed(function, u, cond, graph, repeats):
     return last, min(seconds)
 
 
+def draw(figure, task, rows):
+    """Error over cost."""
+    axis = figure.subplots()
+    for name, rate, _, error, _ in rows:
+        axis.loglog(1 / rate, max(error, 1e-7), "o")
+        axis.annotate(name, (1 / rate, max(error, 1e-7)), xytext=(6, 4),
+                      textcoords="offset points", fontsize=8)
+    axis.set(xlabel="seconds of a trajectory, in a batch", ylabel="nRMSE of the last frame",
+             title=task)
+    axis.grid(alpha=0.3, which="both", lw=0.5)
+
+
 @products("highest")
 def main(argv=None):
     cfg, begin = parse(Config, argv, __doc__), time.monotonic()
@@ -192,8 +231,7 @@ def main(argv=None):
             fields = next(one.fields for one in open_tasks(Accelerator(), sim.operator.settings)
                           if one.name == task)
         else:
-            settings = dataclasses.replace(cfg, preset=preset)
-            data, _ = make_data(task, settings, out)
+            data = made(dataclasses.replace(cfg, preset=preset), task, out)
             folders[task] = str(data)
             run = train(cfg, task, data, out)
             torch.compiler.reset()  # each model would count as one more recompilation
@@ -228,8 +266,14 @@ def main(argv=None):
     print(f"\n--- tables, after {time.monotonic() - begin:.0f} s")
     for task, (fields, rows) in tables.items():
         title(task, fields)
-        for one, solver in zip(rows, itertools.repeat(rows[0]), strict=False):
-            show(one, solver)
+        for one in rows:
+            show(one, rows[0])
+        pays = {name: (len(fields) / rows[0][1] + cfg.seconds) / (1 / rows[0][1] - 1 / rate)
+                for name, rate, *_ in rows if name.startswith("operator") and rate > rows[0][1]
+                and not cfg.run}
+        print(*(f"{name}: pays after {count:,.0f} trajectories" for name, count in pays.items()),
+              sep="\n")
+        picture(Path(cfg.out) / f"{task}.png", draw, task, rows)
     print(f"\n{NRMSE}.")
 
 

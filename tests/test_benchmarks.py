@@ -110,6 +110,7 @@ def test_a_rollout_is_timed_by_plan_beside_solver_and_unet(tmp_path, monkeypatch
     sim = Simulator.load(tmp_path / "ns2d" / "run")
     data = open_fields("ns2d", tmp_path / "ns2d" / "data")
     u = data.read(data.split("test"))
+    assert (tmp_path / "ns2d.png").stat().st_size > 10_000
     last = sim.rollout(u[:, 0], times=[0.6], stride=2)
     assert nrmse(last, u[:, -1:]).mean().item() == pytest.approx(
         error["operator, steps of 2, float32"], rel=1e-2)
