@@ -45,7 +45,6 @@ from ups.models.precision import products
 from ups.rollout import waves, within
 from ups.simulator import Simulator
 from ups.train.ranks import now
-from ups.train.ranks import now
 from ups.train.step import CudaGraphed
 
 
