@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launching import ROOT, environment, launch
+from launching import ROOT, environment
+from launching import launch as launched
+
+from launch import check_machine
 
 STAGE = """
 import os, sys, time
@@ -172,7 +175,7 @@ def test_two_machines_one_is_lost_comes_back_and_is_lost_for_good(checkout):
     assert code == 0 and "resuming from runs/x/operator/checkpoints/step_6" in out, err
     assert json.loads((stage / "exit.json").read_text())["status"] == "done"
 
-    one = launch(checkout / "train_operator.py", "--run", checkout / "one", *FLAGS, processes=1,
+    one = launched(checkout / "train_operator.py", "--run", checkout / "one", *FLAGS, processes=1,
                  config="1gpu.yaml")
     assert one.returncode == 0, one.stderr
     expected, got = losses(checkout / "one/operator"), losses(stage)
@@ -182,17 +185,19 @@ def test_two_machines_one_is_lost_comes_back_and_is_lost_for_good(checkout):
 
 def test_two_processes_check_the_machine():
     quick = {"TORCHDYNAMO_DISABLE": "1"}  # a first compilation takes half a minute
-    done = launch("launch.check_machine", launch=["--module"], env=quick)
+    done = launched("launch.check_machine", launch=["--module"], env=quick)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert [name for _, name, _ in lines] == ["versions", "devices", "all_reduce", "bf16",
                                               "compiler", "files"]  # each once, from one process
     assert ["pass", "all_reduce", "2 processes agree"] in lines
-    command = f"ulimit -n 512; exec {sys.executable} -m launch.check_machine"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT,
-                          timeout=120, env=environment() | quick)
-    assert done.returncode == 1
-    assert "fail  files          512 may be open at once, 1024 are wanted" in done.stdout
+
+
+def test_one_check_that_fails_is_the_exit_code(monkeypatch, capfd):
+    monkeypatch.setattr(check_machine, "CHECKS", (check_machine.versions, check_machine.files))
+    monkeypatch.setattr(check_machine.resource, "getrlimit", lambda _: (512, 4096))
+    assert check_machine.main() == 1
+    assert "fail  files          512 may be open at once, 1024" in capfd.readouterr().out
 
 
 def test_every_config_on_one_machine_takes_a_free_port():
