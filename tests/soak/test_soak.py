@@ -117,7 +117,7 @@ def hit(place, draw, name, shape):
         path.unlink()
     launched = time.monotonic()
     watched = play(place, spec, shape)
-    if early and not fault.startswith(("save", "full")):
+    if early and not fault.startswith(("save", "full", "freeze")):  # there torch waits 30 minutes
         time.sleep(10 * instant)
     else:
         reach(run, watched, newest + step)
