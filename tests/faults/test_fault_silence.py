@@ -9,13 +9,14 @@ from watching import ending, one_order, play, ranks, saved
 LIMIT = 6  # seconds: --timeout
 
 
-DEEP = pytest.param(0, "deep", marks=pytest.mark.soak)  # the launcher waits 30 s, then kills
+DEEP = pytest.param(0, "deep", "", marks=pytest.mark.soak)  # the launcher waits 30 s, then kills
 
 
-@pytest.mark.parametrize("rank, sleep", [(0, "light"), (1, "light"), DEEP])
-def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep):
+@pytest.mark.parametrize("rank, sleep, strategy", [(0, "light", ""), (1, "light", "_fsdp"), DEEP])
+def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep, strategy):
     spec = {"name": "run", "sleep": sleep, "rank": rank, "step": 5}
-    done = play(tmp_path, [spec], "--timeout", LIMIT)
+    env = {"SHARDED": "1"} if strategy else {}
+    done = play(tmp_path, [spec], "--timeout", LIMIT, env=env, config=f"2gpu{strategy}.yaml")
     assert done.code != 0
     end = ending(tmp_path / "run")
     assert end["status"] == "failed" and end["step"] == 5

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -150,13 +151,35 @@ class Agreement:
                 store = dist.distributed_c10d._get_default_store()
                 store.set(f"{self.token} {self.calls} {self.rank}", "waits")
             if waited > self.patience:
-                silent = [str(rank) for rank in range(self.world)
-                          if not store.check([f"{self.token} {self.calls} {rank}"])]
-                who = f"rank {', '.join(silent)}" if silent else "the network"
                 signal.alarm(90)  # the end of this process may wait for the device, in vain
-                raise RunError(f"{who} does not answer after {waited:.0f} s; run the same command "
-                               "again.")
+                raise RunError(self._silent(store, self.calls, waited))
             time.sleep(0 if waited < 2e-3 else 1e-4)  # a GPU is about to be ready
+
+    def _silent(self, store, call, seconds):
+        silent = [str(rank) for rank in range(self.world)
+                  if not store.check([f"{self.token} {call} {rank}"])]
+        who = f"rank {', '.join(silent)}" if silent else "the network"
+        return f"{who} does not answer after {seconds:.0f} s; run the same command again."
+
+    @contextlib.contextmanager
+    def watched(self, end):
+        """Around FSDP2's own collectives, in which this thread cannot look: `end(sentence)`, in
+        another thread, when they do not come to their end."""
+        over, call = threading.Event(), self.calls + 1
+
+        def watch():
+            if over.wait(self.patience / 2):
+                return
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"{self.token} {call} {self.rank}", "waits")
+            if not over.wait(self.patience / 2):
+                end(self._silent(store, call, self.patience))
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
 
 class MixedAccelerator(Accelerator):

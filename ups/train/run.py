@@ -264,6 +264,12 @@ class Run:
                                      f"({self._saved()}); lower --lr, or run `python -m ups.data "
                                      "validate` on the data.")
 
+    def end_at_once(self, sentence):
+        """The end, from another thread: this process waits in a collective and cannot be asked."""
+        self._end("failed", f"rank {self.accelerator.process_index}: {sentence}", code=1)
+        print(f"\nerror: {sentence}", file=sys.stderr, flush=True)  # below the progress bar
+        os.kill(os.getpid(), signal.SIGALRM)
+
     def _saved(self):
         last = self.last_saved
         return "no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
