@@ -12,6 +12,11 @@ Vocabulary, the same in every file:
 A batch flows data -> cache -> models; `train` takes the step, `eval` judges the result.
 """
 
+import os
+
+# of torch.compile, which reads it later; torch 2.11 fails on large blocks without it
+os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
+
 
 def __getattr__(name):  # `import ups` alone stays free of torch
     if name == "Simulator":
