@@ -228,6 +228,9 @@ def test_seams():
     u = waves(4)
     u[1] = np.nan
     assert 0.1 < ratio(u) < check.SEAM
+    u[..., 0] = np.nan
+    with pytest.raises(UsageError, match="mine.h5: NaN or Inf in every .* fill them and add"):
+        ratio(u)
 
 
 def test_the_eleven_are_known_in_the_data_package_alone():

@@ -58,6 +58,20 @@ def test_make_and_inspect(task, tmp_path, capsys):
     assert {*fields.facts.boundary} == {"closed" if walls else "periodic"}
 
 
+def test_the_published_darcy_is_a_slice_in_time(tmp_path):
+    """The same coefficients, and u(1.75) from a random start instead of the steady field."""
+    assert SOLVERS["darcy2d"].PRESETS["pdebench"]["target"] == "slice"
+    u, a = {}, {}
+    for target in ("steady", "slice"):
+        main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(tmp_path / target)])
+        file, = open_fields("darcy2d", tmp_path / target).files
+        u[target], a[target] = file.read(range(8))[:, 1], file.read_inputs(range(8))
+        assert main(["validate", str(file.path)]) == 0
+    np.testing.assert_array_equal(a["steady"], a["slice"])
+    assert 0.005 < np.linalg.norm(u["slice"] - u["steady"]) / np.linalg.norm(u["steady"]) < 0.1
+    refused(["make", "darcy2d", "--target", "late"], "invalid choice: 'late'")
+
+
 def test_a_second_run_skips_and_other_settings_are_refused(tmp_path, capsys):
     argv = ["make", "burgers1d", *TINY, "--out", str(tmp_path)]
     main(argv)

@@ -50,6 +50,8 @@ def parser():
     for name, text in SETTINGS.items():
         make.add_argument(f"--{name}", type=int, help=text)
     make.add_argument("--t_end", type=float, help="last time")
+    make.add_argument("--target", choices=("steady", "slice"),
+                      help="darcy2d: the steady u, or the published one, at t = 1.75 of a march")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
                       help="ns2d: stochastic is white noise in time; --grid is then what is kept")
     for name, tasks in owners.items():

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from ups.config import UsageError
+from ups.data.file import NAN
 
 MOST, READ = 64, 2**28      # trajectories that are looked at, and bytes but for large frames
 LEAST = 8                   # trajectories, of which something can be said
@@ -251,7 +252,9 @@ def seam(file):
         if np.isfinite(u).all():
             kept.append([max(_seam(np.moveaxis(u, axis, -1), order) for order in (1, 2))
                          for axis in range(2, u.ndim)])
-    return np.quantile(kept, 0.75, axis=0).tolist() if kept else [0.0] * len(file.facts.grid)
+    if not kept:
+        raise UsageError(f"{file.path}: NaN or Inf in every trajectory that was looked at; {NAN}")
+    return np.quantile(kept, 0.75, axis=0).tolist()
 
 
 def _seam(u, order):

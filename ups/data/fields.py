@@ -18,7 +18,7 @@ import torch
 from ups.config import UsageError
 from ups.data.check import SEAM, Look, seam, shiftable
 from ups.data.facts import scale_of
-from ups.data.file import agree, natural, pieces
+from ups.data.file import NAN, agree, natural, pieces
 
 SPLITS = ("train", "fit", "val", "test")
 CUTS = 40  # pieces in time of a long trajectory that is split for itself
@@ -127,11 +127,8 @@ class Fields:
             finite = np.isfinite(u).reshape(len(u), -1).mean(1)
             if finite.min() < 1:
                 bad = int(np.argmin(finite))
-                raise UsageError(
-                    f"{file.path}: NaN or Inf in sample {rows[bad]}, {100 - 100 * finite[bad]:.3g} "
-                    "% of its values; `python -m ups.data validate` names all. Mend the file; "
-                    "where it is always the same points, fill them and add a channel that marks "
-                    "them to `inputs`.")
+                raise UsageError(f"{file.path}: NaN or Inf in sample {rows[bad]}, "
+                                 f"{100 - 100 * finite[bad]:.3g} % of its values; {NAN}")
             out[chosen] = u
         return torch.from_numpy(out)
 

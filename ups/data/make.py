@@ -106,7 +106,7 @@ def _changed(task, known, changes):
     for key, value in changes.items():
         if key not in known:
             raise UsageError(f"{task} has no setting {key}; it has {', '.join(sorted(known))}.")
-        for one in np.atleast_1d(value).tolist():
+        for one in np.atleast_1d(value).tolist() if key != "target" else ():
             if not max(0, LEAST.get(key, 0)) <= one < math.inf or not one:
                 raise UsageError(f"--{key} {one:g} is out of range; it must be finite and "
                                  f"{f'at least {LEAST[key]}' if key in LEAST else 'above 0'}.")
@@ -163,7 +163,8 @@ def _solved(job, params, device):
         if "frames" in job:
             u = solver.solve(u0, job["t_end"], job["frames"], **params)
         else:
-            u = torch.cat([u0, solver.solve(u0, **params)], 1)[:, None]
+            u = solver.solve(u0, target=job["target"], generator=generator, **params)
+            u = torch.cat([u0, u], 1)[:, None]
         yield u.cpu().numpy(), {}
 
 
