@@ -229,7 +229,7 @@ def test_seams():
     u[1] = np.nan
     assert 0.1 < ratio(u) < check.SEAM
     u[..., 0] = np.nan
-    with pytest.raises(UsageError, match="mine.h5: NaN or Inf in every .* fill them and add"):
+    with pytest.raises(UsageError, match="mine.h5: NaN or Inf in every .* fill them, and add"):
         ratio(u)
 
 
