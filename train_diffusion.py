@@ -37,7 +37,7 @@ class Config(RunConfig):
     # model
     model: BodyConfig = BodyConfig(depth=4)
     # optimisation
-    steps: int = 800            # optimizer steps
+    steps: int = 600            # optimizer steps
     batch_size: int = 48        # rows of a step, over all processes together
     lr: float = 2e-3            # peak learning rate; a linear warm-up, then linear to zero
     weight_decay: float = 1e-2  # decoupled: weights shrink by lr * this in a step; 0 to 1

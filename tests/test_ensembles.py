@@ -13,6 +13,7 @@ import train_ensemble
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
+from ups.eval.ensemble_scores import STRENGTHS
 from ups.stages import inherit, load_generator, load_operator, preferred
 
 SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
@@ -77,6 +78,7 @@ def test_the_scores_are_what_they_say(base, stage):
         best = min(chosen, key=lambda name: chosen[name]["crps_ratio"])
         assert preferred(base / "run", task) == best
         assert chosen[stage]["perturbation"] in (0.0, chosen["operator"]["perturbation"])
+        assert chosen[stage]["strength"] in STRENGTHS
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -145,9 +145,10 @@ def load_generator(run, stage, operator):
             raise UsageError(f"{Path(run) / stage} was trained for another {parent} than the one "
                              f"in {Path(run) / parent}; train it again in a new --run.")
     loaded.model.calls = getattr(loaded.settings, "calls", 1)
+    known = [loaded.choices.get(name, {}) for name in facts_of(operator)]
+    loaded.model.strength = [one.get("strength", 1.0) for one in known]
     default = PERTURBATION if stage == "operator" else 0.0
-    loaded.model.perturbation = [loaded.choices.get(name, {}).get("perturbation", default)
-                                 for name in facts_of(operator)]
+    loaded.model.perturbation = [one.get("perturbation", default) for one in known]
     return loaded
 
 

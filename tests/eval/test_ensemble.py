@@ -1,12 +1,15 @@
 """Members are trajectories: what they are made of, with generators that can be followed by hand."""
 
 import functools
+import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from decaying import decaying, operator
 from factual import CIRCLE
 
+from ups.eval import ensemble_scores
 from ups.eval.ensemble import drawn, dressed, member_noise, roll_out_members
 from ups.eval.ensemble_scores import against
 from ups.eval.forecasts import start
@@ -138,6 +141,26 @@ def test_against_the_truth_each_measure_is_one_where_members_are_the_truths_own(
 def _expected(x, y):
     """The mean fair CRPS against each draw of the truth."""
     return sum(crps(x, y[:, j]).item() for j in range(y.shape[1])) / y.shape[1]
+
+
+def test_validation_chooses_one_attribute_after_the_other_for_each_task(tmp_path, monkeypatch):
+    calls = []
+
+    def score(accelerator, operator, generator, task, index):
+        calls.append((generator.strength[index], generator.perturbation[index]))
+        return abs(generator.strength[index] - 0.4 - 0.2 * index) + generator.perturbation[index]
+
+    monkeypatch.setattr(ensemble_scores, "val_score", score)
+    run = SimpleNamespace(folder=tmp_path, accelerator=SimpleNamespace(is_main_process=True))
+    write_json(tmp_path / "choices.json", {"a": {"plans": {}}})
+    generator, tasks = Adds(), [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
+    ensemble_scores.choose(run, None, generator, tasks, strength=[(1.0, 0.7, 0.5)] * 2,
+                           perturbation=[(0.0, 0.1), (0.0, -0.1)])
+    assert generator.strength == [0.5, 0.7] and generator.perturbation == [0.0, -0.1]
+    chosen = json.loads((tmp_path / "choices.json").read_text())
+    assert chosen["a"] == {"plans": {}, "strength": 0.5, "perturbation": 0.0,
+                           "crps_ratio": pytest.approx(0.1)}
+    assert calls[:4] == [(1.0, 0.0), (0.7, 0.0), (0.5, 0.0), (0.5, 0.1)] and len(calls) == 8
 
 
 def test_a_run_says_which_generator_val_prefers(tmp_path):

@@ -19,6 +19,7 @@ from ups.stages import load_generator
 from ups.train.step import exact_inference
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of perturbed inputs, in deviations of a field
+STRENGTHS = (1.0, 0.7, 0.5, 0.35)  # of a step's noise: less where all steps err alike
 VAL, MEMBERS = 16, 4  # trajectories and members that choose: cheap, and fair for any number
 TEST = 16  # trajectories of a stage's own table; evaluate.py takes all
 SCORES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "spread_skill", "coverage_50",
@@ -44,19 +45,29 @@ def validate_ensemble(run, operator, generator, tasks):
     return {"val/crps_ratio": sum(scores.values()) / len(scores)} | more
 
 
-def choose_perturbation(run, operator, generator, tasks, sizes=None):
-    """For each task, the size of the noise on the first state with the best score on val; it and
-    the score go to `choices.json`. Every rank calls."""
+def choose(run, operator, generator, tasks, **options):
+    """For each task what scores best on val goes to the generator and to `choices.json`.
+
+    `options`: the values of an attribute for each task; one attribute is chosen after the other,
+    beginning with all at their first values. Every rank calls.
+    """
     path = run.folder / "choices.json"
     chosen = read_json(path)
-    generator.perturbation = [0.0] * len(tasks)
+    for name, values in options.items():
+        setattr(generator, name, [one[0] for one in values])
     for index, task in enumerate(tasks):
-        scores = {}
-        for size in sizes[index] if sizes else SIZES:
-            generator.perturbation[index] = size
-            scores[size] = val_score(run.accelerator, operator, generator, task, index)
-        best = generator.perturbation[index] = min(scores, key=scores.get)
-        chosen.setdefault(task.name, {}).update(perturbation=best, crps_ratio=scores[best])
+        scores, best = {}, ()
+        for name, values in options.items():
+            for value in values[index]:
+                getattr(generator, name)[index] = value
+                key = tuple(getattr(generator, other)[index] for other in options)
+                if key not in scores:
+                    scores[key] = val_score(run.accelerator, operator, generator, task, index)
+            best = min(scores, key=scores.get)
+            for other, value in zip(options, best, strict=True):
+                getattr(generator, other)[index] = value
+        chosen.setdefault(task.name, {}).update(zip(options, best, strict=True),
+                                                crps_ratio=scores[best])
     if run.accelerator.is_main_process:
         write_json(path, chosen)
 
@@ -67,8 +78,8 @@ def finish_ensembles(run, operator, generators, tasks):
     results, members = {}, run.cfg.members
     perturbed = load_generator(run.cfg.run, "operator", operator).model
     generator, operator = list(generators.values())[-1], operator.model
-    choose_perturbation(run, operator, generator, tasks,
-                        [(0.0, size) for size in perturbed.perturbation])
+    choose(run, operator, generator, tasks, strength=[STRENGTHS] * len(tasks),
+           perturbation=[(0.0, size) for size in perturbed.perturbation])
     for index, task in enumerate(tasks):
         test = task.fields.split("test")[:TEST]
         forecasts = {"operator": make_forecasts(task, index, operator)["operator"],

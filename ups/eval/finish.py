@@ -7,7 +7,8 @@ import math
 import torch
 
 from ups.data.fields import Fields
-from ups.eval.ensemble_scores import choose_perturbation
+from ups.eval.ensemble_scores import SIZES
+from ups.eval.ensemble_scores import choose as choose_members
 from ups.eval.forecasts import make_forecasts, scored
 from ups.eval.measure import best_median_worst, measure, show
 from ups.eval.metrics import DRIFT, NRMSE
@@ -92,7 +93,7 @@ def test_operator(run, model, tasks):
         run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                 "tasks": results})
         print(NRMSE + ".")
-    choose_perturbation(run, model, Perturbed(model, None), tasks)
+    choose_members(run, model, Perturbed(model, None), tasks, perturbation=[SIZES] * len(tasks))
 
 
 # codecs

@@ -139,6 +139,7 @@ class Ensemble(LatentOperator):
     """
 
     perturbation = None  # of each task's first state, in deviations of a field; None: none
+    strength = None      # of each task's noise in a step; None: 1
 
     def __init__(self, config, tasks):
         super().__init__(config, tasks)
@@ -173,6 +174,7 @@ class Ensemble(LatentOperator):
         return vector, self.law.colour(x.unflatten(1, (-1, self.tasks[task].width)), task)
 
     def step(self, z, dt, cond, task, noise, inputs=None):
+        noise = noise * (self.strength[task] if self.strength else 1.0)
         return self(z, dt, cond, task, inputs, *self.shaped(noise, task))
 
 
@@ -213,7 +215,7 @@ class Diffusion(nn.Module):
     0 calls x is white itself: no network, a yardstick. The operator is a stage of its own.
     """
 
-    perturbation = None
+    perturbation = strength = None
 
     def __init__(self, config, tasks, operator, kind="diffusion", calls=8):
         super().__init__()
@@ -251,6 +253,7 @@ class Diffusion(nn.Module):
             x = multistep(functools.partial(denoise, net), x,
                           noise_levels(self.calls, *SIGMAS, rho=20.0))
         r = self.conserve(self.law.residual(x, z1_hat - z, task), task)
+        r = r * (self.strength[task] if self.strength else 1.0)
         return z1_hat + F.pad(r, (0, z.shape[-1] - spec.width))
 
 
