@@ -115,12 +115,12 @@ def hit(place, draw, name, shape):
     before = max(saved(run), default=0)
     for path in run.glob("pid*"):
         path.unlink()
-    launched = time.monotonic()
+    launched, since = time.monotonic(), time.time()
     watched = play(place, spec, shape)
     if early and not fault.startswith(("save", "full", "freeze")):  # there torch waits 30 minutes
         time.sleep(10 * instant)
     else:
-        reach(run, watched, newest + step)
+        reach(run, watched, newest + step, since)
         time.sleep(instant / 5)
     struck = time.monotonic()
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended already
@@ -153,12 +153,13 @@ def pid(run, rank):
     return int((run / f"pid{rank}").read_text())
 
 
-def reach(run, watched, step):
-    """Wait until a step is recorded, or the launch has ended."""
+def reach(run, watched, step, since):
+    """Wait until this launch has recorded a step, or has ended."""
     limit = time.monotonic() + LIMIT
     while watched.process.poll() is None and time.monotonic() < limit:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if max(losses(run)) >= step and (run / "pid0").exists():
+            written = (run / "toy" / "metrics.jsonl").stat().st_mtime  # a resume cuts it first
+            if written > since and max(losses(run)) >= step and (run / "pid0").exists():
                 return
         time.sleep(0.05)
 
