@@ -208,7 +208,8 @@ def play(spec, cfg):
     error = None
     try:
         model, _, _ = toy.train(run, cfg)
-        seen["weights"] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+        whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+        seen["weights"] = torch.cat([p.detach().flatten() for p in whole]).tolist()
     except Exception as caught:
         error = caught
         seen["error"] = f"{type(caught).__name__}: {caught}"

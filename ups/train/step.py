@@ -134,8 +134,8 @@ class Backward:
         self.settle()
         rows, splits = len(batch["rows"]), 0
         self.micro_batch = min(self.micro_batch or rows, rows)
-        watched = self.run.agree.watched(self.run.end_at_once)
-        with watched if self.sharded else contextlib.nullcontext():
+        run, alone = self.run, contextlib.nullcontext()
+        with run.agree.watched(run.end_at_once) if self.sharded else alone:
             error = self._attempt(batch, rows)
         while is_out_of_memory(error) and self.micro_batch > 1 and not self.sharded:
             error = None  # its traceback pins the memory that is wanted back
