@@ -17,8 +17,8 @@ from functools import partial
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
+from ups.models.body import BodyConfig
 from ups.models.generators import Ensemble, Perturbed, fair_crps
-from ups.models.latent_operator import OperatorConfig
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
@@ -99,7 +99,7 @@ def main(argv=None):
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model
-        sizes = OperatorConfig(**operator.config["model"])
+        sizes = BodyConfig(**operator.config["model"])
         model = Ensemble(sizes, operator.model.tasks).to(run.accelerator.device)
         model.load_state_dict(operator.model.state_dict(), strict=False)
         model.law.measure(operator.model, fit.windows)

@@ -14,8 +14,9 @@ from functools import partial
 from ups.config import command, parse
 from ups.eval.finish import test_operator, validate
 from ups.latents import open_latents
+from ups.models.body import BodyConfig
 from ups.models.codec import CodecConfig
-from ups.models.latent_operator import LatentOperator, OperatorConfig
+from ups.models.latent_operator import LatentOperator
 from ups.models.recipe import SIZES
 from ups.parent import begin_from
 from ups.train import noise
@@ -37,7 +38,7 @@ class Config(RunConfig):
     SIZES = SIZES               # what --size stands for: ups/models/recipe.py
     size: str = "s"             # s, m, l or xl: width, depth, batch, steps and rates together
     init: str = ""              # run whose codec, sizes and weights training begins from
-    model: OperatorConfig = OperatorConfig()
+    model: BodyConfig = BodyConfig()
     # optimisation
     steps: int = 3000           # optimizer steps
     batch_size: int = 32        # rows of a step, over all processes together

@@ -34,8 +34,8 @@ class Config(RunConfig):
     stride_x: int = 1           # keep every n-th grid point
     codec: CodecConfig = CodecConfig(patch=8)
     # model
-    model: BodyConfig = BodyConfig(depth=4, kernel=3, norm="layer")  # of the mean
-    denoiser: BodyConfig = BodyConfig(dim=32, depth=3, kernel=3, norm="layer")  # the rest
+    model: BodyConfig = BodyConfig(depth=4, kernel=3)  # of the mean
+    denoiser: BodyConfig = BodyConfig(dim=32, depth=3, kernel=3)  # the rest
     # optimisation
     steps: int = 4000           # optimizer steps
     batch_size: int = 8         # rows of a step, over all processes together

@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from benchmarks.tables import device_name, heading, row
 from ups.config import UsageError, check, command, parse
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.body import BodyConfig
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.train.optim import Muon
 from ups.train.ranks import Agreement, make_accelerator, now
 from ups.train.step import Backward, CudaGraphed
@@ -58,7 +59,7 @@ def trainer(cfg, accelerator, agree):
     run = SimpleNamespace(accelerator=accelerator, cfg=SimpleNamespace(micro_batch=0), graphs=cuda,
                           agree=agree, stop_requested=False, stopping=False, step=0)
     task = TaskSpec("toy", (1, 1, cfg.tokens), 8, (True, True, True), ("nu",))
-    model = LatentOperator(OperatorConfig(), [task])
+    model = LatentOperator(BodyConfig(), [task])
     if cuda:
         model.compile(dynamic=False)
     model, optimizer = accelerator.prepare(model, Muon(model, 1e-3))

@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.tables import device_name, heading, row
 from benchmarks.unet import UNet, UNetConfig
 from ups.config import check, command, parse
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.body import BodyConfig
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.models.precision import products
 from ups.train.optim import AdamW, Muon
 from ups.train.ranks import now
@@ -77,7 +78,7 @@ def build(rows, tokens, sizes, how, shrink, device):
         with torch.device(device):
             return Field(max(4, sizes // shrink), grid), torch.randn(rows, 2, *grid)
     sizes = sizes | {"dim": max(16, sizes["dim"] // shrink)}
-    config = OperatorConfig(precision="bfloat16" if "bf16" in how else "float32", **sizes)
+    config = BodyConfig(precision="bfloat16" if "bf16" in how else "float32", **sizes)
     with torch.device(device):
         model = LatentOperator(config, [TaskSpec("t", tokens, 16, CIRCLE)])
         for layer in (*model.body.modulation, model.body.out[0]):  # alive, as in training

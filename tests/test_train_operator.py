@@ -16,7 +16,8 @@ from ups.config import UsageError
 from ups.data.find import open_fields
 from ups.data.make import make
 from ups.latents import TaskLatents
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.body import BodyConfig
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.stages import load_codec
 from ups.train.step import CudaGraphed, exact_inference
 
@@ -147,7 +148,7 @@ def test_moves_have_random_numbers_of_their_own():
     (["--steps", "0"], "--steps must be at least 1"),
     (["--stride_x", "5"], "stride_x 5 does not divide"),
     (["--codec.dtype", "int8"], "--codec.dtype int8"),
-    (["--model.input_whitening", "2"], "--model.input_whitening must be between 0 and 1, not 2"),
+    (["--model.modes", "-1"], "--model.modes must be at least 0, not -1"),
     (["--strides", "2"], "--strides 2: 1 must be among them"),
     (["--strides", "1", "9"], "--strides 9: burgers1d has 9 frames, so it is at most 8"),
 ])
@@ -305,7 +306,7 @@ def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):
     codec, _ = load_codec(tmp_path / "run" / "codec" / "ns2d" / "model")
     assert torch.equal(torch.tensor(config["tasks"][0]["weight"]), codec.weight)
     spec = TaskSpec(**config["tasks"][0] | {"tokens": (1, 4, 4), "params": ("nu",)})
-    model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=2), [spec])
+    model = LatentOperator(BodyConfig(dim=8, depth=1, heads=2, modes=2), [spec])
     for p in model.parameters():
         p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) / 4
     z = torch.randn(1, 4, 4, spec.width)

@@ -21,7 +21,7 @@ from ups.files import read_json
 from ups.models.body import BodyConfig
 from ups.models.codec import build_codec
 from ups.models.generators import Diffusion, Ensemble, Perturbed
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.models.steady import SteadyPrior
 from ups.train.checkpoint import load_model
 from ups.train.run import RunConfig
@@ -61,7 +61,7 @@ def load_operator(run, model=None):
             raise UsageError(f"{run} holds an operator of class {name}, not {known}; say where its "
                              f"code is: `--model FILE.py:{name}`, or `model={name}` in Python.")
         if model is None:
-            return LatentOperator(OperatorConfig(**config["model"]), tasks)
+            return LatentOperator(BodyConfig(**config["model"]), tasks)
         return model(SimpleNamespace(**config["model"]), tasks)
 
     return load_stage(run, "operator", build)
@@ -131,7 +131,7 @@ def load_generator(run, stage, operator):
     """What draws members, for this `operator` (Loaded), with what validation chose for it."""
     def build(config, tasks):
         if stage == "ensemble":
-            return Ensemble(OperatorConfig(**config["model"]), tasks)
+            return Ensemble(BodyConfig(**config["model"]), tasks)
         return Diffusion(BodyConfig(**config["model"]), tasks, operator.model, stage)
 
     if stage == "operator":

@@ -17,7 +17,7 @@ from ups.eval.metrics import crps
 from ups.files import write_json
 from ups.models.body import BodyConfig
 from ups.models.generators import Diffusion, Ensemble, Perturbed
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.stages import preferred
 
 SIZES = dict(dim=16, depth=2, modes=4, kernel=3)
@@ -75,8 +75,8 @@ def test_perturbed_inputs_keep_means_and_are_carried_by_the_operator():
 
 def generators():
     torch.manual_seed(0)
-    parent = LatentOperator(OperatorConfig(**SIZES), [TASK])
-    found = {"ensemble": Ensemble(OperatorConfig(**SIZES), [TASK])}
+    parent = LatentOperator(BodyConfig(**SIZES), [TASK])
+    found = {"ensemble": Ensemble(BodyConfig(**SIZES), [TASK])}
     for calls in (3, 8):
         found[f"diffusion, {calls}"] = Diffusion(BodyConfig(**SIZES), [TASK], parent, calls=calls)
     for calls in (1, 2):

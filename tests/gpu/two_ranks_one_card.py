@@ -36,7 +36,8 @@ from accelerate.utils import DistributedType  # noqa: E402
 from parts import BOX, CIRCLE, LINE, SQUARE, Windows, full, loss  # noqa: E402
 
 from ups.models import precision  # noqa: E402
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec  # noqa: E402
+from ups.models.body import BodyConfig  # noqa: E402
+from ups.models.latent_operator import LatentOperator, TaskSpec  # noqa: E402
 from ups.train import noise  # noqa: E402
 from ups.train.ema import EMA  # noqa: E402
 from ups.train.optim import set_lr  # noqa: E402
@@ -58,7 +59,7 @@ class Config(RunConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    model: OperatorConfig
+    model: BodyConfig
     tasks: tuple[TaskSpec, ...]
     precision: str = "no"
     steps: int = 20
@@ -67,14 +68,14 @@ class Case:
     bound: float = 1e-5  # of the losses' relative distance from those of one process
 
 
-SMALL = OperatorConfig(body="pdet", dim=32, depth=3, heads=4, window=4)
+SMALL = BodyConfig(body="pdet", dim=32, depth=3, heads=4, window=4)
 PLANE = TaskSpec("plane", (1, 16, 16), 3, CIRCLE)
 CASES = {
     "fp32": Case(SMALL, (LINE, SQUARE, BOX)),
     "bf16": Case(SMALL, (LINE, SQUARE, BOX), precision="bf16", bound=2e-2),
-    "oom": Case(OperatorConfig(body="plain", dim=256, depth=8, heads=8), (PLANE,), steps=8,
+    "oom": Case(BodyConfig(body="plain", dim=256, depth=8, heads=8), (PLANE,), steps=8,
                 batch_size=256, saved=0),  # some 10 GiB of activations on each rank
-    "300M": Case(OperatorConfig(body="plain", dim=1024, depth=18, heads=16), (LINE,), steps=2,
+    "300M": Case(BodyConfig(body="plain", dim=1024, depth=18, heads=16), (LINE,), steps=2,
                  batch_size=4, saved=0),
 }
 CONFIGS = {"ddp": "2gpu.yaml", "fsdp": "2gpu_fsdp.yaml", "offload": "8gpu_fsdp_offload.yaml"}

@@ -13,7 +13,7 @@ import train_diffusion
 import train_ensemble
 from ups.models.body import BodyConfig
 from ups.models.generators import Diffusion, Ensemble, ResidualLaw
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.train.optim import Muon, set_lr, warmup_then_linear
 
 SIZES = dict(dim=16, depth=2, modes=4, kernel=3)
@@ -55,7 +55,7 @@ def found(model, rows=6, members=2000):
 @pytest.fixture(scope="module")
 def operator():
     torch.manual_seed(0)
-    model = LatentOperator(OperatorConfig(**SIZES), [TASK])
+    model = LatentOperator(BodyConfig(**SIZES), [TASK])
 
     def loss(model, batch):
         z0, z1 = batch["z"].unbind(1)
@@ -78,7 +78,7 @@ def check(model):
 
 def test_the_ensemble_finds_mean_and_variance(operator):
     torch.manual_seed(1)
-    model = Ensemble(OperatorConfig(**SIZES), [TASK])
+    model = Ensemble(BodyConfig(**SIZES), [TASK])
     model.load_state_dict(operator.state_dict(), strict=False)
     wrong(model.law, operator)
     assert all(ratio > 1.3 for ratio in found(model)[1])
@@ -109,10 +109,10 @@ def test_without_noise_an_ensemble_is_the_operator_bit_for_bit(several):
     torch.manual_seed(0)
     other = TaskSpec("plate", (1, 4, 4), 3, (True, False, False), ("nu",))
     tasks = [TASK, other] if several else [TASK]
-    operator = LatentOperator(OperatorConfig(**SIZES), tasks)
+    operator = LatentOperator(BodyConfig(**SIZES), tasks)
     for p in operator.parameters():  # trained, as it were
         torch.nn.init.normal_(p, std=0.1)
-    model = Ensemble(OperatorConfig(**SIZES), tasks)
+    model = Ensemble(BodyConfig(**SIZES), tasks)
     model.load_state_dict(operator.state_dict(), strict=False)
     for index in range(len(tasks)):
         model.law.fit(index, [(torch.randn(50, 16, tasks[index].width), torch.randn(

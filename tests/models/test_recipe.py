@@ -10,8 +10,9 @@ from factual import CIRCLE, WALLS, facts
 
 import train_operator
 from ups.config import UsageError, flat, parse
+from ups.models.body import BodyConfig
 from ups.models.codec import PatchCodec, patch_sizes
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.models.recipe import SIZES, TOKENS, patches, told
 
 
@@ -33,7 +34,7 @@ def test_patches_follow_from_the_grid(grid, wanted, fitting):
 def test_what_the_rules_made_is_told_and_is_what_the_model_has(grid, boundary, words):
     about = facts("demo", grid, ("u",), boundary=boundary).plain()
     codec = PatchCodec({"facts": about, "patch": patch_sizes(grid), "width": 3, "offset": 0.5})
-    config = OperatorConfig(depth=1)
+    config = BodyConfig(depth=1)
     assert told(codec, config) == words
     periodic = (True,) * (3 - len(grid)) + codec.periodic
     model = LatentOperator(config, [TaskSpec("demo", codec.spec.tokens, 3, periodic)])
@@ -70,7 +71,7 @@ def test_a_size_has_so_many_parameters(size, millions):
                if key.startswith("model.")}
     for tokens in ((1, 1, 64), (1, 64, 64)):
         with torch.device("meta"):
-            model = LatentOperator(OperatorConfig(**options), [TaskSpec("t", tokens, 8, CIRCLE)])
+            model = LatentOperator(BodyConfig(**options), [TaskSpec("t", tokens, 8, CIRCLE)])
         count = sum(p.numel() for p in model.parameters()) / 1e6
         assert millions[0] < count < millions[1]
 
@@ -85,7 +86,7 @@ def gradients(model, z0):
 @pytest.fixture(params=[CIRCLE, WALLS], ids=["circle", "walls"])
 def model(request):
     torch.manual_seed(0)
-    model = LatentOperator(OperatorConfig(dim=16, depth=3, modes=3), [
+    model = LatentOperator(BodyConfig(dim=16, depth=3, modes=3), [
         TaskSpec("t", (1, 6, 8), 4, request.param)])
     for name, weight in model.named_parameters():
         if "modulation" in name or "body.out" in name:
@@ -111,7 +112,7 @@ def test_recomputed_activations_give_the_same_gradients(model, compiled):
 
 
 def test_bfloat16_is_for_training_and_the_stream_stays_float32(model):
-    config = OperatorConfig(**asdict(model.body.config) | {"precision": "bfloat16"})
+    config = BodyConfig(**asdict(model.body.config) | {"precision": "bfloat16"})
     z0, streams = torch.randn(2, 48, 4), []
     exact = gradients(model, z0)
     model.body.config = config

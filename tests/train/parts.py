@@ -22,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.body import BodyConfig
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import set_lr
@@ -39,7 +40,7 @@ BOX = TaskSpec("box", (3, 2, 6), 4, CIRCLE, ("beta",))
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    model: OperatorConfig
+    model: BodyConfig
     tasks: tuple[TaskSpec, ...] = (NAMED,)
     micro_batch: int = 0
     compile: bool = False
@@ -48,7 +49,7 @@ class Part:
 
 
 def size(body, depth, **more):
-    return OperatorConfig(body=body, dim=8, depth=depth, heads=2, modes=4, kernel=3, **more)
+    return BodyConfig(body=body, dim=8, depth=depth, heads=2, modes=4, kernel=3, **more)
 
 
 PARTS = {

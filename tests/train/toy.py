@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch.utils.data import Dataset
 
 from ups.config import command, parse
-from ups.models.latent_operator import LatentOperator, OperatorConfig, TaskSpec
+from ups.models.body import BodyConfig
+from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.train import noise
 from ups.train.ema import EMA
 from ups.train.optim import set_lr
@@ -67,7 +68,7 @@ def loss(model, batch):
 def train(run, cfg, wrap=lambda model: model):
     accelerator, dtype = run.accelerator, getattr(torch, cfg.dtype)
     task = TaskSpec("toy", (1, 1, TOKENS), WIDTH, (True, True, True), ("nu",))
-    model = LatentOperator(OperatorConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
+    model = LatentOperator(BodyConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
     model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)
     loader = run.loader(Windows(dtype))

@@ -22,8 +22,8 @@ from ups.models.fourier import FourierMixer
 from ups.models.layers import Block, GatedMLP, Grid, PerTask, bounded
 
 BODIES = ("fourier", "plain", "pdet")
-NORMS = ("auto", "bounded", "layer")
 PRECISIONS = ("float32", "bfloat16")
+MLP_RATIO = 2  # hidden width of an MLP / dim
 PER_TASK = 2  # of several tasks, every n-th block has an MLP for each
 
 
@@ -32,8 +32,6 @@ class BodyConfig:
     body: str = "fourier"   # fourier, plain (full attention) or pdet (attention in windows)
     dim: int = 64           # width of the residual stream
     depth: int = 6          # blocks
-    mlp_ratio: float = 2.0  # hidden width of the MLP / dim
-    norm: str = "auto"      # bounded: products in the MLP; layer: of each input; auto: if steady
     modes: int = 8          # fourier: waves of an axis, at most all; 0: none
     kernel: int = 0         # fourier: tokens of a convolution, odd; 0: 5 in 1-D, else 3
     heads: int = 4          # plain, pdet: attention heads
@@ -41,13 +39,13 @@ class BodyConfig:
     precision: str = "float32"  # of products in the blocks in training: float32 or bfloat16
 
     def __post_init__(self):
-        for name, known in (("body", BODIES), ("norm", NORMS), ("precision", PRECISIONS)):
+        for name, known in (("body", BODIES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of "
                                  f"{', '.join(known)}.")
         least = dict.fromkeys(("dim", "depth", "heads", "window"), 1)
-        for name, low in (least | {"mlp_ratio": 0.1, "modes": 0, "kernel": 0}).items():
-            if not getattr(self, name) >= low:
+        for name, low in (least | {"modes": 0, "kernel": 0}).items():
+            if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
@@ -93,8 +91,7 @@ class TokenBody(nn.Module):
                 self.register_buffer(name, table.float(), persistent=False)
 
     def _block(self, dim, i):
-        c = self.config
-        layer = c.norm == "layer" or c.norm == "auto" and recipe.layer_norm(self.tasks)
+        c, layer = self.config, recipe.layer_norm(self.tasks)
         if c.body == "fourier":
             mixer = PerTask(self._fourier_mixer(task) for task in self.tasks)
         elif c.body == "plain":
@@ -104,7 +101,7 @@ class TokenBody(nn.Module):
             mixer = WindowAttention(dim, c.heads, c.window, shifted=i % 2 == 1)
 
         def mlp():
-            return GatedMLP(dim, int(dim * c.mlp_ratio), bound=not layer)
+            return GatedMLP(dim, MLP_RATIO * dim, bound=not layer)
 
         per_task = len(self.tasks) > 1 and (i + 1) % PER_TASK == 0
         return Block(mixer, PerTask(mlp() for _ in self.tasks) if per_task else mlp(), layer)

@@ -11,18 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ups.models.body import BodyConfig, TokenBody
+from ups.models.body import TokenBody
 
-
-@dataclass(frozen=True)
-class OperatorConfig(BodyConfig):
-    input_whitening: float = 0.5  # 1: latent channels go in alike; 0: as they count in the field
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.input_whitening <= 1:
-            raise ValueError("input_whitening must be between 0 and 1, not "
-                             f"{self.input_whitening}.")
+WHITENING = 0.5  # 1: latent channels go in alike; 0: as they count in the field
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ class LatentOperator(nn.Module):
         for index, task in enumerate(self.tasks):
             ones = (1.0,) * task.width
             root = torch.tensor(task.weight or ones, dtype=torch.float64)
-            root = root ** ((1 - config.input_whitening) / 2)
+            root = root ** ((1 - WHITENING) / 2)
             scale = F.pad(root / root.square().mean().sqrt(), (0, self.width - task.width))
             self.register_buffer(f"input_scale{index}", scale.float(), persistent=False)
             change = torch.tensor(task.change or ones).view(-1, task.width)
