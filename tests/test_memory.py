@@ -15,7 +15,7 @@ from ups import memory
 from ups.config import UsageError
 from ups.data.make import make
 from ups.memory import free_memory, kernel_kills
-from ups.train.deaths import Deaths, place
+from ups.train.ranks import Deaths, place
 from ups.train.step import is_out_of_memory
 
 sys.path.append(str(ROOT / "tests" / "train"))
@@ -61,7 +61,7 @@ def test_a_death_is_told_with_its_signal(monkeypatch, kills, words):
     deaths = Deaths([place(), [*place()[:-1], child.pid], ["elsewhere", "", "", 1]])
     assert deaths.story(0.01) == (False, "")
     before = kernel_kills()
-    monkeypatch.setattr("ups.train.deaths.kernel_kills", lambda: before + kills)
+    monkeypatch.setattr("ups.train.ranks.kernel_kills", lambda: before + kills)
     os.kill(child.pid, signal.SIGKILL)
     assert deaths.story(10) == (bool(kills), "rank 1 died by signal 9 (SIGKILL)" + words)
     child.wait()

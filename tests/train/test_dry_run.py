@@ -14,6 +14,7 @@ import torch
 from launching import ROOT, launch
 
 import train_operator as script
+from ups.config import command
 from ups.data.make import make
 from ups.train import dry_run as module
 
@@ -42,7 +43,7 @@ def content(folder):
 def dry_run(*args):
     """In this process: the exit code."""
     with pytest.raises(SystemExit) as end:
-        script.main([*args, "--dry_run"])
+        command(lambda: script.main([*args, "--dry_run"]))
     return end.value.code
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from ups.config import UsageError
+from ups.config import RunError, UsageError
 from ups.train import cost
 from ups.train.checkpoint import checkpoints
 from ups.train.ema import local, reshard
-from ups.train.ranks import PeerFailed, Stopped, everyone, now, on_main
+from ups.train.ranks import everyone, now, on_main
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics
 
@@ -26,7 +26,7 @@ GIB = 2**30
 TEST = 10  # times as long as a validation, about
 
 
-class DryRunDone(Exception):
+class DryRunDone(RunError):
     """The dry run is over; its message is the fault that it found, or empty."""
 
 
@@ -147,24 +147,20 @@ def clear(folder):
 
 
 def end(run, error):
-    """Remove the folder and exit, with a sentence; what is a bug keeps its traceback."""
-    main, text = run.accelerator.is_main_process, str(error)
-    if main:
+    """Remove the folder, and say what was found: `command` prints an error's sentence."""
+    if run.accelerator.is_main_process:
         shutil.rmtree(run.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # a folder stays where it holds anything
             run.folder.parent.rmdir()
             Path(run.cfg.run).rmdir()
     if is_out_of_memory(error):
-        rows, main, code = getattr(getattr(run, "backward", None), "micro_batch", 0), True, 1
+        rows = getattr(getattr(run, "backward", None), "micro_batch", 0)
         cure = f"use --micro_batch {rows // 2}" if rows > 1 else "a smaller model or batch will fit"
-        text = f"rank {run.accelerator.process_index} is out of memory at {rows} rows: {cure}."
-    elif isinstance(error, DryRunDone):
-        code = int(bool(text))
+        raise RunError(f"rank {run.accelerator.process_index} is out of memory at {rows} rows: "
+                       f"{cure}.") from None
+    if isinstance(error, DryRunDone):
         run.accelerator.end_training()
-    elif isinstance(error, UsageError | Stopped | PeerFailed | FloatingPointError):
-        code = getattr(error, "code", 1)
-    else:
-        return
-    if main and not isinstance(error, PeerFailed):
-        print(f"error: {text}" if text else "all is well.", file=sys.stderr)
-    sys.exit(code)
+        if not str(error):
+            if run.accelerator.is_main_process:
+                print("all is well.", file=sys.stderr)
+            sys.exit(0)

@@ -13,7 +13,7 @@ from ups.files import lock_folder, read_json, refuse_links, write_json
 from ups.memory import kernel_kills
 from ups.train import dry_run
 from ups.train.checkpoint import checkpoints, step_of
-from ups.train.deaths import MEMORY, place
+from ups.train.ranks import MEMORY, place
 
 
 def take(run, systems):

@@ -8,12 +8,15 @@ import contextlib
 import ctypes
 import os
 import secrets
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,9 +29,10 @@ from accelerate.utils import (
 
 from ups.config import RunError, UsageError
 from ups.files import lock
-from ups.train.deaths import Deaths, place
+from ups.memory import kernel_kills
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+MEMORY = "the kernel killed it because the machine ran out of memory"
 
 
 class PeerFailed(RunError):
@@ -81,6 +85,54 @@ def take_lock(accelerator, path, flag):
         if main and held is None:
             time.sleep(0.5)
     return held
+
+
+def place():
+    """A name of this process: machine, its start, name space, number."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid"), os.getpid()]
+    except OSError:
+        return [socket.gethostname(), "", "", os.getpid()]
+
+
+class Deaths:
+    """Watch processes, given as the `place` of each rank; `signals[rank]` ended one of them.
+
+    A rank whose peer dies sees a closed connection and no more. The kernel knows better: a file
+    descriptor of a process says when it ends, and /proc keeps the status until its launcher asks
+    for it, some tens of milliseconds later. Elsewhere than on Linux nothing is known.
+    """
+
+    def __init__(self, places):
+        *here, own = place()
+        self.signals, self.before, self.ended = {}, kernel_kills(), threading.Event()
+        if hasattr(os, "pidfd_open"):
+            for rank, (*where, pid) in enumerate(places):
+                if where == here and pid != own:
+                    threading.Thread(target=self._watch, args=(rank, pid), daemon=True).start()
+
+    def _watch(self, rank, pid):
+        handle, poll = os.pidfd_open(pid), select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+        os.close(handle)
+        try:
+            status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        except OSError:  # its launcher was quicker
+            return
+        if os.WIFSIGNALED(status):
+            self.signals[rank] = os.WTERMSIG(status)
+            self.ended.set()
+
+    def story(self, patience=0.5):
+        """`(memory, sentence)` of the first death by a signal; sentence is empty without one."""
+        if not self.ended.wait(patience):
+            return False, ""
+        rank, number = next(iter(self.signals.items()))
+        memory = number == signal.SIGKILL and kernel_kills() > self.before
+        text = f"rank {rank} died by signal {number} ({signal.Signals(number).name})"
+        return memory, text + f": {MEMORY}" * memory
 
 
 class Agreement:
