@@ -6,8 +6,8 @@
 
 Takes the finished stages of the run, in float32, on any number of processes. Writes
 runs/NAME/evaluation/ (.._pdebench, .._partial, .._other_data with --protocol pdebench,
---trajectories, --data): metrics.json and metrics.csv, every number with its definition and
-interval, and report.html, one file to open in a browser.
+--trajectories, --data): metrics.json, every number with its definition and interval, and
+report.html, one file to open in a browser.
 """
 
 import dataclasses

@@ -31,15 +31,13 @@ def flags(tmp_path, data, *more, run="run"):
             *TINY, *map(str, more)]
 
 
-def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data, capsys):
+def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data):
     train_codec.main(flags(tmp_path, data, "--steps", 160, "--patch", 4, "--width", 1,
                            "--lr", 4e-3))
     stage = tmp_path / "run" / "codec" / "burgers1d"
     result = json.loads((stage / "test.json").read_text())["tasks"]["burgers1d"]
     assert result["compression"] == 4.0 and result["tokens"] == [1, 1, 16]
     assert result["nrmse_grid"] < 0.8 * result["nrmse_patch"] < 0.5
-    assert result["any_point"]["codec"] < 1.5 * result["nrmse_grid"]
-    assert "read at all 128 points" in capsys.readouterr().out
     assert (stage / "codec.png").stat().st_size > 10_000
 
     codec, mark = load_codec(stage / "model")

@@ -1,7 +1,6 @@
 """The steady stage: from nothing to a table, coordinates, mirror images, draws, faults."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -18,9 +17,11 @@ from ups.data.make import make
 from ups.eval.measure import measure
 from ups.eval.steady import calibrate, draw, images, read, steady_forecasts
 from ups.latents import open_tasks
+from ups.models.body import BodyConfig
 from ups.models.diffusion import multistep, noise_levels
 from ups.models.generators import SIGMAS
-from ups.stages import load_steady
+from ups.models.steady import SteadyPrior
+from ups.stages import load_stage
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every", "6",
         "--save_every", "5", "--warmup", "4", "--codec.patch", "4", "--model.dim", "16",
@@ -62,7 +63,11 @@ def losses(folder):
 @pytest.fixture
 def loaded(trained):
     """The frozen prior and its task."""
-    steady = load_steady(trained / "run")
+    def build(config, tasks):
+        sizes = (BodyConfig(**config[key]) for key in ("model", "denoiser"))
+        return SteadyPrior(*sizes, *tasks, len(config["fields"][0]["inputs"]))
+
+    steady = load_stage(trained / "run", "steady", build)
     (task,) = open_tasks(Accelerator(cpu=True), steady.settings)
     return steady.model, task
 
@@ -250,11 +255,3 @@ def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
         script.main(flags(tmp_path, data, *more))
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "steady" / "exit.json").exists()
-
-
-def test_a_stage_that_is_not_done_is_refused(trained, tmp_path):
-    shutil.copytree(trained / "run" / "steady", tmp_path / "steady")
-    end = tmp_path / "steady" / "exit.json"
-    end.write_text(end.read_text().replace("done", "stopped"))
-    with pytest.raises(UsageError, match="train_steady.py"):
-        load_steady(tmp_path)

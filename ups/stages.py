@@ -22,7 +22,6 @@ from ups.models.body import BodyConfig
 from ups.models.codec import build_codec
 from ups.models.generators import Diffusion, Ensemble, Perturbed
 from ups.models.latent_operator import LatentOperator, TaskSpec
-from ups.models.steady import SteadyPrior
 from ups.train.checkpoint import load_model
 from ups.train.run import RunConfig
 
@@ -65,14 +64,6 @@ def load_operator(run, model=None):
         return model(SimpleNamespace(**config["model"]), tasks)
 
     return load_stage(run, "operator", build)
-
-
-def load_steady(run):
-    def build(config, tasks):
-        sizes = (BodyConfig(**config[key]) for key in ("model", "denoiser"))
-        return SteadyPrior(*sizes, *tasks, len(config["fields"][0]["inputs"]))
-
-    return load_stage(run, "steady", build)
 
 
 def load_class(text):

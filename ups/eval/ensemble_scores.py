@@ -11,7 +11,7 @@ import torch
 
 from ups.eval.ensemble import drawn, dressed
 from ups.eval.forecasts import make_forecasts, start
-from ups.eval.measure import by_trajectory, measure, summarise
+from ups.eval.measure import by_trajectory, measure, summarise, text_table
 from ups.eval.metrics import DEFINITIONS, block_means, spectrum
 from ups.eval.plots import draw_ensemble, picture
 from ups.files import read_json, write_json
@@ -117,13 +117,11 @@ COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "crps": "CRPS", "crps_block": "of
 
 def table_of(name, result):
     """Means over all leads, and CRPS at some, as text."""
-    lines = [f"\n{name}: {result['trajectories']} test trajectories, {result['members']} members, "
-             "mean over all leads",
-             f"{'':26}" + "".join(f"{title:>10}" for title in COLUMNS.values()) + "  ms/member"]
-    for label, scores in result["scores"].items():
-        values = [f"{scores[key]['all']:10.3g}" if key in scores else f"{'':10}" for key in COLUMNS]
-        lines.append(f"{label:26}{''.join(values)}{result['milliseconds'][label]:11.3g}")
-    return "\n".join(lines)
+    rows = {label: [*(scores.get(key, {}).get("all") for key in COLUMNS),
+                    result["milliseconds"][label]] for label, scores in result["scores"].items()}
+    return text_table(f"{name}: {result['trajectories']} test trajectories, {result['members']} "
+                      "members, mean over all leads", [*COLUMNS.values(), "ms/member"], rows, 26,
+                      ".3g")
 
 
 @exact_inference

@@ -6,20 +6,18 @@ import math
 
 import torch
 
-from ups.data.fields import Fields
 from ups.eval.ensemble_scores import SIZES
 from ups.eval.ensemble_scores import choose as choose_members
 from ups.eval.forecasts import make_forecasts, scored
-from ups.eval.measure import best_median_worst, measure, show
+from ups.eval.measure import best_median_worst, measure, show, text_table
 from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plans import choose
 from ups.eval.plots import draw_codec, draw_rollouts, picture
-from ups.models.codec import compare_at, truncate
+from ups.models.codec import truncate
 from ups.models.generators import Perturbed
 
 LEADS = (1, 5, 10, 20, 40)  # that tables show
 ROWS = {"operator": "operator", "persistence": "persistence", "codec": "codec floor"}
-FINE = 8  # trajectories on which any-point decoding is judged
 
 
 def operator_errors(accelerator, model, task, index, chosen, names=(*ROWS, "one_step")):
@@ -33,14 +31,6 @@ def operator_errors(accelerator, model, task, index, chosen, names=(*ROWS, "one_
 def mean_error(tables):
     """nRMSE: the mean over trajectories, leads and channels; what is zero everywhere is left out"""
     return tables["nrmse"].nanmean(2).nanmean().item()
-
-
-def text_table(title, head, rows, width=14):
-    """Lines of text: `rows` are {label: values}."""
-    lines = [f"\n{title}", " " * width + "".join(f"{name:>11}" for name in head)]
-    lines += [f"{label:{width}}" + "".join(f"{value:11.2e}" for value in values)
-              for label, values in rows.items()]
-    return "\n".join(lines)
 
 
 def validate(run, model, tasks):
@@ -99,18 +89,15 @@ def test_operator(run, model, tasks):
 # codecs
 def codec_error(accelerator, codec, task, split):
     """nRMSE of decode(encode(u))."""
-    def forecast(s):
-        for k in range(s.steps):
-            yield codec.decode(codec.encode(s.u[:, k + 1]))[:, None]
-
-    tables, _ = measure(accelerator, task, {"codec": forecast}, task.fields.split(split),
-                        only=("nrmse",))
+    forecast = {"codec": lambda s: (codec.decode(codec.encode(s.u[:, k + 1]))[:, None]
+                                    for k in range(s.steps))}
+    tables, _ = measure(accelerator, task, forecast, task.fields.split(split), only=("nrmse",))
     return mean_error(tables["codec"])
 
 
 @torch.no_grad()
 def test_codec(run, codec, task):
-    """Compare with the patch codec of the same width, and at points between those of the grid."""
+    """Compare with the patch codec of the same width."""
     spec, fields, device = codec.spec, task.fields, codec.weight.device
     patch = truncate(task.codec, spec.width).to(device)
     values = len(spec.channels) * math.prod(spec.grid)
@@ -123,27 +110,8 @@ def test_codec(run, codec, task):
     print(text_table(f"{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} "
                      "field values per latent value", ["nRMSE"],
                      {f"{name} codec": [result[f"nrmse_{name}"]] for name in ("grid", "patch")}))
-    if fields.stride_x > 1:
-        result["any_point"] = any_point_errors(codec, fields)
-        print(f"read at all {fields.stride_x * spec.grid[0]} points per axis: " + ", ".join(
-            f"{name} {value:.2e}" for name, value in result["any_point"].items()))
     run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
                             "tasks": {spec.name: result}})
     u = fields.read(fields.split("test")[:1])[0].to(device)
     picture(run.folder / "codec.png", draw_codec, fields.facts, u, codec.decode(codec.encode(u)),
             patch.decode(patch.encode(u)))
-
-
-def any_point_errors(codec, fields):
-    """nRMSE of fields read at every point of the stored grid, from the thinned grid of the codec.
-
-    `decode_at` sees the latents; the two interpolations see the true values on the thinned grid.
-    """
-    stored = Fields(fields.files, 1, fields.frames.step, fields.frames.start)
-    chosen = fields.split("test")[:FINE]
-    u, fine = fields.read(chosen).flatten(0, 1), stored.read(chosen).flatten(0, 1)
-    axes = [(torch.arange(n, dtype=torch.float64) + 0.5) / n for n in fine.shape[2:]]
-    points = torch.cartesian_prod(*axes).view(-1, len(axes)).to(codec.weight.device)  # in [0, 1]
-    parts = [compare_at(codec, coarse.to(points.device), points, true.to(points.device))
-             for coarse, true in zip(u.split(32), fine.flatten(2).mT.split(32), strict=True)]
-    return {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}

@@ -126,6 +126,15 @@ def spectrum_leads(frames):
 
 
 # summaries
+def text_table(title, head, rows, width=14, form=".2e"):
+    """Lines of text: `rows` are {label: values}; where a value is None there is a gap."""
+    lines = [f"\n{title}", " " * width + "".join(f"{name:>11}" for name in head)]
+    lines += [f"{label:<{width}}" + "".join(
+        " " * 11 if value is None else f"{value:11{form}}" for value in values)
+        for label, values in rows.items()]
+    return "\n".join(lines)
+
+
 def summarise(tables, base, facts, members=1, seed=0):
     """Means, by lead and over all leads, with bootstrap intervals: plain values for JSON.
 

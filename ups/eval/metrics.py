@@ -24,6 +24,7 @@ DRIFT = ("conservation drift = |mean of p - mean of the first frame| / rms of th
 _MEAN = "mean over trajectories, channels and predicted frames"
 DEFINITIONS = {
     "nrmse": NRMSE,
+    "sample_nrmse": "nRMSE of the first member of an ensemble",
     "rmse": f"RMSE = root of the mean of (p - y)^2 over space, {_MEAN} (PDEBench's order)",
     "vrmse": ("VRMSE (The Well) = root of [mean of (p - y)^2 / (variance of y + 1e-7)], both over "
               f"space, {_MEAN}"),

@@ -14,7 +14,7 @@ import math
 import torch
 
 from ups.eval.forecasts import planned, start
-from ups.eval.measure import CHUNK_BYTES, measure
+from ups.eval.measure import CHUNK_BYTES, measure, text_table
 from ups.eval.metrics import nrmse
 from ups.models.precision import PRODUCTS, lowered, products
 from ups.rollout import choose_plan, roll_out, within
@@ -95,10 +95,8 @@ def plan_rows(accelerator, task, index, operator, test):
                     f"seconds_{name}": seconds / len(s.u)}
         rows.append(row)
     if accelerator.is_main_process:
-        print(f"\n{task.name}: nRMSE and seconds of a trajectory, {len(s.u)} together, by the "
-              f"longest step\n{'frames':>9}{'all frames':>23}{f'frame {s.steps}':>23}")
-        for row in rows:
-            print(f"{row['longest']:9}" + "".join(
-                f"{row[f'nrmse_{name}']:12.2e}{row[f'seconds_{name}']:9.2e} s"
-                for name in ("all", "last")))
+        print(text_table(f"{task.name}: nRMSE and seconds of a trajectory, {len(s.u)} together, "
+                         "by the longest step in frames",
+                         ["all frames", "seconds", f"frame {s.steps}", "seconds"],
+                         {longest: values for longest, *values in map(dict.values, rows)}))
     return rows

@@ -1,7 +1,8 @@
 """Figures: what each stage leaves as a picture, and those of the report.
 
 A quantity has one colour map in a figure. Where it changes sign it is red and blue, zero is white,
-and so is its error; else it goes from dark to bright, and so does the size of its error.
+and so is its error; else it goes from dark to bright, and so does the size of its error. A spread
+is never negative: it goes from dark, zero, to bright.
 """
 
 import io
@@ -65,9 +66,9 @@ def panels(figure, facts, rows, columns, apart=False, across=False):
     """Fields in a grid: `rows` are (label, values (K, ..), quantity), `columns` {title: index in
     K}. Returns the images with their values.
 
-    Rows of a quantity share limits and a bar: those of "field" are the first row's, and "error" is
-    that of the first row's quantity. With `apart` each column has its own. `across` swaps rows and
-    columns.
+    Rows of a quantity share limits and a bar: those of "field" are the first row's, "error" is
+    that of the first row's quantity, and "spread" begins at zero. With `apart` each column has its
+    own. `across` swaps rows and columns.
     """
     shape = (len(columns), len(rows)) if across else (len(rows), len(columns))
     axes = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
@@ -86,7 +87,7 @@ def panels(figure, facts, rows, columns, apart=False, across=False):
             low, high = min(v.min() for v in seen), max(v.max() for v in seen)
             if signed[quantity]:
                 low, high = -max(-low, high, 1e-12), max(-low, high, 1e-12)
-            elif quantity == "error":
+            elif quantity in ("error", "spread"):
                 low, high, values = 0.0, max(-low, high, 1e-12), [np.abs(v) for v in values]
             for k, u in zip(same, values, strict=True):
                 for column in part:
@@ -94,7 +95,8 @@ def panels(figure, facts, rows, columns, apart=False, across=False):
                                    cmap="RdBu_r" if signed[quantity] else "viridis")
                     images.append((image, u))
             bar = figure.colorbar(image, ax=grid[same][:, part].ravel().tolist(), pad=0.02,
-                                  location="bottom" if across else "right", aspect=30)
+                                  location="bottom" if across else "right",
+                                  aspect=25 * len(same))
             bar.ax.locator_params(nbins=4)
     names = [f"|{name}|" if quantity == "error" and not signed["error"] and u.min() < 0 else name
              for name, u, quantity in rows]
@@ -190,58 +192,33 @@ def _in_time(figure, facts, rows, count, first=0, **how):
 
 def _rows(fields):
     """Rows of `panels`; the means of ensembles look like the operator, so their spreads."""
-    spreads = [(f"spread of\n{LABELS.get(name[:-7], name[:-7])}", u, "error")
+    spreads = [(f"spread of\n{LABELS.get(name[:-7], name[:-7])}", u, "spread")
                for name, u in fields.items() if name.endswith(" spread")]
     return [("truth", fields["truth"], "field"), ("operator", fields["operator"], "field"),
             ("error", fields["operator"] - fields["truth"], "error"), *spreads]
 
 
 def film(facts, fields):
-    """One trajectory {name: (T, *grid)} in motion, a PNG for each of some frames: curves, with
-    two deviations of ensembles as bands, or fields. What does not move is drawn once."""
+    """One trajectory {name: (T, *grid)} in motion: an animated PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.image import imsave
+    from PIL import Image
 
-    figure, images, frames = Figure((4.6, 2.6), 110, layout="constrained"), [], []
+    figure, frames, file = Figure((4.6, 2.6), 110, layout="constrained"), [], io.BytesIO()
     canvas, title = FigureCanvasAgg(figure), figure.suptitle(" ", fontsize=9)
-
-    def lines(k):
-        moving = []
-        for name in [name for name in fields if not name.endswith(" spread")]:
-            u, how = fields[name][k], {"color": COLOURS.get(name, "C6")}
-            moving += axis.plot(points(facts), u, **how, lw=1.6, label=LABELS.get(name, name))
-            if (spread := fields.get(f"{name} spread")) is not None:
-                ends = u - 2 * spread[k], u + 2 * spread[k]
-                moving.append(axis.fill_between(points(facts), *ends, **how, alpha=0.15, lw=0))
-        return moving
-
-    if len(facts.grid) == 1:
-        axis, low, high = figure.subplots(), fields["truth"].min(), fields["truth"].max()
-        edge = 0.1 * (high - low) + 1e-12
-        axis.set(xlabel=facts.axes[0], ylim=(low - edge, high + edge))
-        moving = lines(0)
-        axis.legend(fontsize=8, loc="upper right")
-        for artist in moving:
-            artist.remove()
-    else:
-        images = panels(figure, facts, _rows(fields)[:3], {"": 0}, across=True)
+    images = panels(figure, facts, _rows(fields)[:3], {"": 0}, across=True)
     canvas.draw()
-    still = canvas.copy_from_bbox(figure.bbox)
+    still = canvas.copy_from_bbox(figure.bbox)  # what does not move is drawn once
     for k in np.unique(np.linspace(0, facts.frames - 1, FILM).round().astype(int)):
         canvas.restore_region(still)
         title.set_text(f"t = {k * facts.dt:.3g}")
         for image, u in images:
             image.set_data(plane(u[k], facts))
-        moving = [image for image, _ in images] or lines(k)
-        for artist in (title, *moving):
+        for artist in (title, *(image for image, _ in images)):
             artist.draw(canvas.get_renderer())
-        for artist in moving if not images else ():
-            artist.remove()
-        file = io.BytesIO()
-        imsave(file, canvas.buffer_rgba(), format="png")
-        frames.append(file.getvalue())
-    return frames
+        frames.append(Image.fromarray(np.array(canvas.buffer_rgba())))
+    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=250, loop=0)
+    return file.getvalue()
 
 
 # data and other stages
@@ -270,7 +247,7 @@ def draw_ensemble(figure, facts, truth, members):
     above, below = figure.subfigures(2, height_ratios=(tall + 0.4, 3.2))
     _in_time(above, facts, [("truth", truth, "field"), *(
         (f"member {m + 1}", members[:, m], "field") for m in range(shown)),
-        ("spread", members.std(1, ddof=1), "error")], 3, first=1, across=True)
+        ("spread", members.std(1, ddof=1), "spread")], 3, first=1, across=True)
     middle, axis = tuple(n // 2 for n in truth.shape[1:]), below.subplots()
     fan = members[(slice(None), slice(None), *middle)]
     curves(axis, times, {
@@ -291,7 +268,7 @@ def draw_steady(figure, facts, inputs, truth, members, scores):
     figure.set_size_inches(10, 2.2 * (5 + len(given)) if truth.ndim > 2 else 4)
     if truth.ndim > 2:
         panels(figure, facts, [("solution", truth, "field"), ("mean", mean, "field"),
-                               ("one member", members[:, 0], "field"), ("spread", spread, "error"),
+                               ("one member", members[:, 0], "field"), ("spread", spread, "spread"),
                                ("error of the mean", mean - truth, "error"), *given], columns, True)
         return
     for k, (title, axis) in enumerate(zip(columns, figure.subplots(1, 3), strict=True)):

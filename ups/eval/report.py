@@ -1,14 +1,10 @@
-"""What an evaluation leaves: metrics.json, metrics.csv and report.html, all of them or none.
+"""What an evaluation leaves: metrics.json and report.html, both of them or none.
 
-metrics.csv has a line `# name: ...` for every definition, then the columns task, forecast, metric,
-channel (or `mean`), lead (or `all`), value, low, high: the last two are the 95 % interval.
-report.html is one file, for desk and phone, without server, network or outside address.
+report.html is one file, for desk and phone, without server, script, network or outside address.
 """
 
 import base64
-import csv
 import datetime
-import io
 import json
 import math
 import subprocess
@@ -18,8 +14,9 @@ from string import Template
 
 import torch
 
-from ups.eval.finish import LEADS, text_table
+from ups.eval.finish import LEADS
 from ups.eval.forecasts import LABELS, PROBES
+from ups.eval.measure import text_table
 from ups.eval.plots import CHOICE, COLOURS, curves, draw_trajectories, film, render
 from ups.files import written
 
@@ -40,26 +37,8 @@ th small { white-space: normal; max-width: 34em; min-width: 12em }
 .charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(330px, 1fr));
   align-items: end }
 figure { margin: 0; min-width: 0 } img { width: 100%; height: auto; display: block }
-.play { display: flex; gap: 8px } .play input { flex: 1 } button { min-width: 4em }
 pre { background: #f4f5f7; padding: 10px; font-size: 12.5px } summary { cursor: pointer }
-</style></head><body><h1>$title</h1>$body<script>
-for (const card of document.querySelectorAll('.film')) {  // a slider and a button move its frames
-  const image = card.querySelector('img'), button = card.querySelector('button')
-  const slider = card.querySelector('input')
-  const frames = JSON.parse(card.querySelector('script').textContent)
-  let timer = null
-  const draw = () => { image.src = 'data:image/png;base64,' + frames[slider.value] }
-  const next = () => { slider.value = (+slider.value + 1) % frames.length; draw() }
-  const stop = () => { timer = clearInterval(timer); button.textContent = 'play' }
-  slider.oninput = () => { stop(); draw() }
-  button.onclick = () => {
-    if (timer) return stop()
-    timer = setInterval(next, 200)
-    button.textContent = 'stop'
-  }
-  draw()
-}
-</script></body></html>
+</style></head><body><h1>$title</h1>$body</body></html>
 """
 REASONS = {"shuffled": "with the parameters of another trajectory the error must rise",
            "shifted": "fields are shifted, rolled out and shifted back: no change if the operator "
@@ -78,7 +57,7 @@ def write_report(folder, about, pictures):
     print(as_text(about))
     about = clean(about)
     texts = {"metrics.json": json.dumps(about, indent=1, allow_nan=False) + "\n",
-             "metrics.csv": as_csv(about), "report.html": page(about, pictures)}
+             "report.html": page(about, pictures)}
     with written(folder) as partial:
         for name, text in texts.items():
             (partial / name).write_text(text)
@@ -113,25 +92,6 @@ def clean(value):
     if isinstance(value, (list, tuple)):
         return [clean(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_csv(results):
-    out = io.StringIO()
-    for name, text in results["definitions"].items():
-        out.write(f"# {name}: {text}\n")
-    write = csv.writer(out, lineterminator="\n").writerow
-    write(["task", "forecast", "metric", "channel", "lead", "value", "low", "high"])
-    for task, result in results["tasks"].items():
-        out.write(f"# {task}: {result['protocol']}\n")
-        for forecast, about in result["forecasts"].items():
-            for metric, score in about["scores"].items():
-                for channel, one in {"mean": score, **score.get("by_channel", {})}.items():
-                    head, empty = [task, forecast, metric, channel], [""] * result["steps"]
-                    write([*head, "all", one["all"], *one.get("interval", ("", ""))])
-                    for k, value in enumerate(one.get("by_lead", ())):
-                        bounds = [one.get(end, empty)[k] for end in ("low", "high")]
-                        write([*head, k + 1, value, *bounds])
-    return out.getvalue()
 
 
 def as_text(about):
@@ -284,13 +244,11 @@ def _task(result, pictures):
     parts.append(charts("Spectra", *spectra))
     if ensembles:
         ranks = []
-        for size in sorted({every[name]["members"] for name in ensembles}):
-            lines = {}
-            for name in [name for name in ensembles if every[name]["members"] == size]:
-                share = torch.tensor(every[name]["rank"]).mean(0)
-                lines |= line(name, (share * len(share)).tolist())
-            ranks.append(chart("rank histogram (right: 1)", range(size + 1), lines, level=1,
-                               ylim=(0, None), xlabel=f"of {size} members, below the truth"))
+        for name in ensembles:
+            share = torch.tensor(every[name]["rank"]).mean(0)
+            ranks.append(chart(f"rank histogram, {LABELS[name]} (right: 1)", range(len(share)),
+                               line(name, (share * len(share)).tolist()), level=1, ylim=(0, None),
+                               xlabel=f"of {len(share) - 1} members, below the truth"))
         parts.append(charts(
             "Calibration", over("crps_ratio", ensembles, "CRPS / operator's", level=1),
             over("spread_skill", ensembles, "spread / skill (right: 1)", level=1), *ranks))
@@ -307,7 +265,7 @@ def _task(result, pictures):
 
 
 def _trajectories(result, facts, chosen, params, fields):
-    """A film of the best, the median and the worst roll-out of the operator, and stills."""
+    """The best, the median and the worst roll-out of the operator: films of fields, and stills."""
     scores = sorted(math.inf if score is None else score for score in
                     result["forecasts"]["operator"]["nrmse_by_trajectory"])
     scores = scores[0], scores[len(scores) // 2], scores[-1]
@@ -316,12 +274,9 @@ def _trajectories(result, facts, chosen, params, fields):
         about = [f"nRMSE {number(scores[k])}", f"trajectory {int(chosen[k])}"]
         about += [f"{escape(name)} = {value:g}" for name, value in
                   zip(facts.params, params[k].tolist(), strict=True)]
-        frames = [base64.b64encode(frame).decode()
-                  for frame in film(facts, {name: u[k] for name, u in fields.items()})]
-        cards.append(f"<figure class=film><b>{choice}</b> {', '.join(about)}<img alt='{choice} "
-                     "roll-out'><div class=play><button>play</button><input type=range min=0 "
-                     f"max={len(frames) - 1} value={len(frames) // 4} aria-label=time></div>"
-                     f"<script type=application/json>{json.dumps(frames)}</script></figure>")
+        moving = "" if len(facts.grid) == 1 else image(
+            film(facts, {name: u[k] for name, u in fields.items()}), f"{choice} roll-out")
+        cards.append(f"<figure class=film><b>{choice}</b> {', '.join(about)}{moving}</figure>")
 
     def draw(figure):
         tall = 2.4 if len(facts.grid) == 1 else 1.8  # inches of a row

@@ -10,9 +10,9 @@ import torch
 
 from ups.data.augment import moved, symmetries
 from ups.eval.ensemble import member_noise
-from ups.eval.finish import mean_error, text_table
+from ups.eval.finish import mean_error
 from ups.eval.forecasts import yardsticks
-from ups.eval.measure import best_median_worst, measure
+from ups.eval.measure import best_median_worst, measure, text_table
 from ups.eval.metrics import DEFINITIONS, crps, ratio
 from ups.eval.plots import draw_steady, picture
 from ups.train.step import exact_inference

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from ups.models.any_point import interpolate
 from ups.models.precision import products
 from ups.models.recipe import patches
-from ups.relative_error import mean_relative_error
 
 
 @dataclass(frozen=True)
@@ -255,11 +254,3 @@ def from_patches(x: Tensor, patch, tokens) -> Tensor:
     x = x.unflatten(2, (-1, *patch)).unflatten(1, tokens)
     x = x.permute(0, d + 1, *[i for axis in range(d) for i in (1 + axis, d + 2 + axis)])
     return x.reshape(*x.shape[:2], *[t * p for t, p in zip(tokens, patch, strict=True)])
-
-
-def compare_at(codec: Codec, u: Tensor, points: Tensor, values: Tensor) -> dict[str, Tensor]:
-    """nRMSE (B,) at points with known `values` (B, P, C), beside interpolation of the true u."""
-    reads = {"codec": codec.decode_at(codec.encode(u), points)}
-    for name in ("linear", "fourier") if any(codec.periodic) else ("linear",):
-        reads[name] = interpolate(u, points, codec.periodic, codec.offset, name == "fourier")
-    return {name: mean_relative_error(read.mT, values.mT) for name, read in reads.items()}
