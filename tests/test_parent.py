@@ -69,7 +69,8 @@ def test_training_longer_needs_the_parent_alone(base):
 
 
 def test_resume_is_exact(base, monkeypatch):
-    flags = ["--init", str(base / "parent"), "--steps", "6", "--save_every", "3"]
+    flags = ["--init", str(base / "parent"), "--steps", "6", "--save_every", "3",
+             "--strides", "1", "2"]
     train(base, "whole", *flags, data=None)
     save = train_operator.Run.save
 

@@ -193,7 +193,7 @@ def test_a_history_tells_what_one_frame_does_not(tmp_path, capsys):
     assert sim.rollout(u[:, :2], 6, members=2).shape == (4, 2, 6, 1, 16)
     with pytest.raises(UsageError, match=r"takes \(batch, 2, 1, 16\): frames, channels u"):
         sim.rollout(u[:, 0], 2)
-    with pytest.raises(UsageError, match="only one of --history 1 can be built on"):
+    with pytest.raises(UsageError, match="sees 2 frames, and this stage needs --history 1"):
         train_ensemble.main(["--run", str(tmp_path / "run")])
 
 
@@ -292,8 +292,6 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     for part in (sim.operator.model, *(task.codec for task in sim.tasks.values())):
         part.double()
     sim._here = lambda rows: [x if x is None else x.double() for x in rows]
-    begin = sim._begin
-    sim._begin = lambda *args: [x if x is None else x.double() for x in begin(*args)]
     values = [torch.tensor(given.uniform(-1, 1, shape)) for shape in ((2, 1, 16), (2,), (2, 3, 16))]
 
     def size(u0, k, force):
@@ -318,14 +316,14 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(inputs={"wind": np.zeros((3, 32))}), "inputs are wind; burgers1d takes none"),
-    (dict(steps=0), "steps=0: it is a whole number above 0"),
+    (dict(steps=0), "steps=0: it is a whole number, 1 or more"),
     (dict(steps=2.5), "steps=2.5: it is a whole number"),
     (dict(steps=None), "give the number of steps, or times="),
     (dict(times=[1.0]), "give the number of steps, or times="),
     (dict(steps=None, times=[0.5, 0.8]), "times holds 0.8, .* of 0.25 from u0 on; .* is 0.75"),
     (dict(steps=None, times=[0.0]), "times holds 0, .* the nearest is 0.25"),
     (dict(steps=None, times=[0.5, 0.25]), "ascending order"),
-    (dict(batch=0), "batch=0: it must be at least 1"),
+    (dict(batch=0), "batch=0: it is a whole number, 1 or more"),
     (dict(grad=True, members=2), "grad=True keeps every step in memory"),
     (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
     (dict(members="3"), "members='3'"),
@@ -333,7 +331,7 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
     (dict(stride=2, accuracy=0.1), "give accuracy= or stride=, not both"),
     (dict(accuracy=1e-9), "accuracy=1e-09: no way to these frames is so accurate; the best has"),
-    (dict(members=0), "at least 1"),
+    (dict(members=0), "1 or more"),
 ])
 def test_wrong_use_is_one_sentence(sim, start, change, words):
     call = dict(u0=start, steps=4, params={"nu": 0.1}, task="burgers1d") | change
@@ -412,7 +410,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(copy, tmp_path):
     main([str(copy), str(out)])
     (out / "README.md").write_text("old")
     main([str(copy), str(out)])
-    assert "fingerprint" in (out / "README.md").read_text()
+    assert "library_name: ups" in (out / "README.md").read_text()
     kept = files(copy)
     for foreign in (copy, tmp_path, copy / "operator" / "exit.json"):
         with pytest.raises(UsageError, match="was not written by ups.simulator"):

@@ -28,7 +28,7 @@ from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
 from ups.models.recipe import told
 from ups.parent import inherit_codec
-from ups.stages import load_codec
+from ups.stages import facts_of, load_codec, own_codec
 from ups.train.checkpoint import export_model
 from ups.train.ranks import on_main
 from ups.train.step import compile_in_graph
@@ -62,31 +62,25 @@ class TaskLatents:
         unit = 3 - len(facts.axes)  # leading axes of one token
         inhomogeneous = tuple(unit + k for k, axis in enumerate(facts.axes)
                               if facts.periodic[k] and axis not in facts.shifts)
+        change, dts = (), ()  # root mean square of a channel's change in a step of each stride
+        if parent := self.codec.config.get("parent"):
+            change, dts = parent["change"], parent.get("dts", ())
+        elif self.cache is not None:
+            squares = [torch.stack([square.mean(0) for square in self._changes(stride)]).mean(0)
+                       for stride in self.strides]
+            change = tuple(tuple(square.sqrt().tolist()) for square in squares)
+            dts = tuple(n * facts.dt for n in self.strides)
         return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
-                        facts.params, inhomogeneous, self._conserved_directions(),
-                        weight=tuple(self.codec.weight.tolist()), inputs=spec.inputs,
-                        history=self.history,
-                        steady=facts.steady, **self._change())
-
-    def _change(self):
-        """Root mean square of what a latent channel changes by in a step of each stride."""
-        if "parent" in self.codec.config:
-            return {key: self.codec.config["parent"].get(key, ()) for key in ("change", "dts")}
-        if self.cache is None:
-            return {}
-        squares = [torch.stack([square.mean(0) for square in self._changes(stride)]).mean(0)
-                   for stride in self.strides]
-        change = tuple(tuple(square.sqrt().tolist()) for square in squares)
-        return {"change": change, "dts": tuple(n * self.facts.dt for n in self.strides)}
+                        facts.params, inhomogeneous, self._conserved_directions(), change, dts,
+                        tuple(self.codec.weight.tolist()), spec.inputs, self.history, facts.steady)
 
     @functools.cached_property
     def typical_change(self):
         """{stride: error of persistence}: norm of the change in a step / norm of the field, mean"""
-        weight, found = self.codec.weight.double().cpu(), {}
-        for stride in self.strides:
-            steps = torch.cat(list(self._changes(stride))) @ weight / weight.sum()
-            found[stride] = steps.sqrt().mean().item() or 1.0
-        return found
+        weight = self.codec.weight.double().cpu()
+        share = weight / weight.sum()
+        return {stride: (torch.cat([*self._changes(stride)]) @ share).sqrt().mean().item() or 1.0
+                for stride in self.strides}
 
     def _changes(self, stride, limit=64):
         """Mean square over the tokens of every change in a step, (T - stride, D) of each
@@ -236,21 +230,16 @@ def open_latents(run, cfg, split, length=1, strides=(1,), history=1, **codec):
         raise UsageError(f"--strides {' '.join(map(str, strides))}: 1 must be among them; to learn "
                          "from every n-th frame alone, use --stride_t n.")
     strides = tuple(sorted(set(strides)))
-    if getattr(cfg, "history", 1) != history:
-        raise UsageError(f"{cfg.run}: its operator sees {cfg.history} frames, and only one of "
-                         "--history 1 can be built on.")
     if history > 1 and strides != (1,):
         raise UsageError(f"--history {history}: frames of one distance are seen, so --strides is "
                          "1.")
     tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
     for task in tasks:
         task.strides, task.history, frames = strides, history, task.facts.frames
-        if history >= frames:
-            raise UsageError(f"--history {history}: {task.name} has {frames} frames, so it is at "
-                             f"most {frames - 1}.")
-        if strides[-1] >= frames:
-            raise UsageError(f"--strides {strides[-1]}: {task.name} has {frames} frames, so it is "
-                             f"at most {frames - 1}.")
+        for flag, value in (("history", history), ("strides", strides[-1])):
+            if value >= frames:
+                raise UsageError(f"--{flag} {value}: {task.name} has {frames} frames, so it is at "
+                                 f"most {frames - 1}.")
     windows = LatentWindows([task.cache for task in tasks], length, strides, history)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
@@ -267,9 +256,24 @@ def open_tasks(accelerator, cfg, split=None, **codec):
         for task in tasks:
             print(f"{task.name}: {uses(task.facts)}\n"
                   f"{task.name}: {told(task.codec, getattr(cfg, 'model', None))}")
+    return _widened(tasks)
+
+
+def load_tasks(run, operator, device):
+    """{name: task} with the codecs that an operator (Loaded) was trained with, and no fields."""
+    tasks = {}
+    for name, facts in facts_of(operator).items():
+        codec, mark = own_codec(run, name, operator.config["lineage"])
+        tasks[name] = TaskLatents(facts, codec.to(device), mark, plans=operator.plans(name),
+                                  history=operator.history)
+    _widened(tasks.values())
+    return tasks
+
+
+def _widened(tasks):
     for task in tasks:
-        task.width = max(t.codec.spec.width for t in tasks)
-        task.params = max(len(t.facts.params) for t in tasks)
+        task.width = max(other.codec.spec.width for other in tasks)
+        task.params = max(len(other.facts.params) for other in tasks)
     return tasks
 
 
@@ -279,16 +283,11 @@ def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
     on_main(accelerator, require_memory, 5 * field * facts.frames,
             f"{name}: a trajectory with its roll-out", "keep less with --stride_x or --stride_t")
     folder = folder or Path(cfg.run) / "codec" / name / "model"
-    if init := getattr(cfg, "init", ""):
-        on_main(accelerator, _inherit_codec, init, folder, fields)
-    if not (folder / "config.json").exists() and how.kind != "patch":
-        raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
-                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks {name}`, "
-                         "or use --codec.kind patch.")
     asked = {"patch": how.patch, "components": how.components}
     if how.components == "auto":
         asked["error"] = how.error
-    on_main(accelerator, _fit_codec, folder, cfg, fields, asked)
+    init = getattr(cfg, "init", "")
+    on_main(accelerator, _make_codec, folder, cfg, fields, how.kind, asked, init)
     codec, mark = load_codec(folder)
     if codec.config["kind"] != how.kind:
         raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec.kind is "
@@ -311,10 +310,18 @@ def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
     return TaskLatents(fields.facts, codec, mark, fields, cache)
 
 
-def _fit_codec(folder, cfg, fields, asked):
+def _make_codec(folder, cfg, fields, kind, asked, init):
+    """Fit the patch codec, or take over the one of --init; a learned one has a script."""
     if (folder / "config.json").exists():
         return
+    if not init and kind != "patch":
+        raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
+                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks "
+                         f"{fields.facts.name}`, or use --codec.kind patch.")
     check_said(fields)
+    if init:
+        inherit_codec(init, folder, fields, functools.partial(frames_of, fields))
+        return
     facts, patch, components = fields.facts, asked["patch"], asked["components"]
     components = int(components) if components.isdecimal() else components
     try:
@@ -328,19 +335,12 @@ def _fit_codec(folder, cfg, fields, asked):
                           facts=facts.plain(), patch=sizes, components=components,
                           error=asked.get("error", 0.0), offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"{fields.files[0].path}, --codec.patch {patch} "
-                         f"--codec.components {components}: "
-                         f"{error}") from None
+        raise UsageError(f"{fields.files[0].path}, --codec.patch {patch} --codec.components "
+                         f"{components}: {error}") from None
     for split in ("fit", "test"):  # NaN there must not come to light after the training
         collections.deque(frames_of(fields, split), maxlen=0)
-    about = {"asked": asked, "data": fields.digest}
-    export_model(folder, codec.state_dict(), codec.config | about)
-
-
-def _inherit_codec(init, folder, fields):
-    if not (folder / "config.json").exists():
-        check_said(fields)
-        inherit_codec(init, folder, fields, lambda split: frames_of(fields, split))
+    export_model(folder, codec.state_dict(),
+                 codec.config | {"asked": asked, "data": fields.digest})
 
 
 def frames_of(fields, split):

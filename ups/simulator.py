@@ -14,6 +14,7 @@ like. An export has the layout of a run, without checkpoints.
 
 import contextlib
 import functools
+import itertools
 import math
 import numbers
 import shlex
@@ -29,18 +30,10 @@ from tqdm import tqdm
 from ups.config import Parser, UsageError, command
 from ups.eval.ensemble import member_noise, roll_out_members
 from ups.files import read_json, write_json, written
-from ups.latents import TaskLatents
+from ups.latents import load_tasks
 from ups.models.precision import PRODUCTS, lowered, products
 from ups.rollout import choose_plan, plan_error, roll_out, within
-from ups.stages import (
-    facts_of,
-    finished,
-    load_class,
-    load_generator,
-    load_operator,
-    own_codec,
-    preferred,
-)
+from ups.stages import finished, load_class, load_generator, load_operator, preferred
 from ups.train.run import RunConfig
 from ups.train.step import CudaGraphed, is_out_of_memory
 
@@ -69,25 +62,17 @@ class Simulator:
         self.run, self.operator = run, load_operator(run, model)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.operator.model.to(self.device)
-        self.tasks, self.precisions, known = {}, {}, facts_of(self.operator)
-        for name, facts in known.items():
-            codec, mark = own_codec(run, name, self.operator.config["lineage"])
-            self.tasks[name] = TaskLatents(facts, codec.to(self.device), mark,
-                                           plans=self.operator.plans(name),
-                                           history=self.operator.history)
-            chosen = self.operator.choices.get(name, {}).get("precision", "float32")
-            self.precisions[name] = precision or (
-                chosen if self.device.type == "cuda" else "float32")
-        for task in self.tasks.values():
-            task.width = max(t.codec.spec.width for t in self.tasks.values())
-            task.params = max(len(facts.params) for facts in known.values())
+        self.tasks, cuda = load_tasks(run, self.operator, self.device), self.device.type == "cuda"
+        choices = self.operator.choices if cuda else {}
+        self.precisions = {name: precision or choices.get(name, {}).get("precision", "float32")
+                           for name in self.tasks}
         self.models = {name: lowered(self.operator.model, name)
                        for name in {"float32", *self.precisions.values()}}
         self.graphs, self.static = None, {}
         if compile:
             for one in self.models.values():
                 one.compile(dynamic=False)
-        if compile and self.device.type == "cuda":
+        if compile and cuda:
             self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]))
         return self
 
@@ -115,13 +100,14 @@ class Simulator:
         if task not in self.tasks:
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
+        asked = {"steps": steps, "members": members, "batch": batch}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        for name, value in (asked | {"seed": seed}).items():
+            least = 0 if name == "seed" else 1
+            if not isinstance(value, numbers.Integral) or value < least:
+                raise UsageError(f"{name}={value!r}: it is a whole number, {least} or more.")
         leads = _leads(steps, times, task.facts)
         longest = _plan(task.plans, leads, accuracy, stride)
-        for name, value, least in (("members", members, 1), ("batch", batch, 1), ("seed", seed, 0)):
-            if not isinstance(value, numbers.Integral) and (value is not None or name == "seed"):
-                raise UsageError(f"{name}={value!r}: it is a whole number.")
-            if value is not None and value < least:
-                raise UsageError(f"{name}={value}: it must be at least {least}.")
         u = _fields(u0, task)
         rows = u, _condition(params or {}, task, len(u)), _inputs(inputs, task, len(u), leads[-1])
         if grad:
@@ -132,8 +118,9 @@ class Simulator:
             return self._predict(index, leads, longest, "float32", *here).to(u.device)
         tokens = math.prod(task.codec.tokens) * (members or 1)
         size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
-        shape = len(u), *([members] if members else []), len(leads), len(task.facts.channels)
-        shape, start = (*shape, *task.facts.grid), 0
+        shape = (len(u), *([members] if members else []), len(leads), len(task.facts.channels),
+                 *task.facts.grid)
+        start = 0
         with (torch.inference_mode(), products("highest"), _opened(out, shape, u0) as result,
               tqdm(total=len(u), unit="row", disable=size == len(u)) as bar):
             while start < len(u):
@@ -141,11 +128,12 @@ class Simulator:
                 part = self._here([x if x is None else x[chosen] for x in rows])
                 try:
                     if members:
-                        trajectories = range(len(u))[chosen]
-                        frames = self._draw(index, leads, *part, members, seed, trajectories)
+                        noise = functools.partial(member_noise, seed, range(len(u))[chosen],
+                                                  members, self.device)
+                        frames = self._predict(index, leads, longest, "float32", *part, noise)
                     else:
-                        precision = self.precisions[task.name]
-                        frames = self._replay((index, leads, longest, precision, size), part)
+                        key = index, leads, longest, self.precisions[task.name], size
+                        frames = self._replay(key, part)
                 except Exception as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
@@ -160,14 +148,23 @@ class Simulator:
     def _here(self, rows):
         return [x if x is None else x.to(self.device, torch.float32) for x in rows]
 
-    def _predict(self, index, leads, longest, precision, u, cond, given):
-        """The frames (B, T, C, *grid) at the steps `leads`, by the plan `longest`."""
-        task, model = list(self.tasks.values())[index], self.models[precision]
-        z, dt, tokens = self._begin(task, u, given)
+    def _predict(self, index, leads, longest, precision, u, cond, given, noise=None):
+        """The frames (B, T, C, *grid) at the steps `leads`, by the plan `longest`; with noise(step,
+        count) the members' (B, M, T, C, *grid)."""
+        task = list(self.tasks.values())[index]
+        z, tokens, dt = task.encode(u), None, u.new_full((len(u),), task.facts.dt)
+        if given is not None:
+            tokens = task.codec.encode_inputs(given.flatten(0, 1)).unflatten(0, given.shape[:2])
         with products(PRODUCTS[precision]):
-            frames = {lead: task.decode(z) for lead, z in roll_out(
-                model, z, dt, cond, index, leads, within(task.plans, longest), tokens)}
-        return torch.stack([frames[lead] for lead in leads], 1)
+            if noise:
+                steps = enumerate(roll_out_members(
+                    self.generator(task.name), z, leads[-1], dt, cond, index, noise,
+                    task.noise_scale.to(z), tokens), start=1)
+            else:
+                steps = roll_out(self.models[precision], z, dt, cond, index, leads,
+                                 within(task.plans, longest), tokens)
+            frames = {lead: task.decode(z) for lead, z in steps if lead in leads}
+        return torch.stack([frames[lead] for lead in leads], 2 if noise else 1)
 
     def _replay(self, key, part):
         """`_predict`, with `compile` as a CUDA graph of batches of `size` rows."""
@@ -182,22 +179,6 @@ class Simulator:
                 static.copy_(x)
         return self.graphs(key)[:rows]
 
-    def _draw(self, index, leads, u, cond, given, members, seed, rows):
-        """The members (B, M, T, C, *grid), those of a row a function of (seed, row)."""
-        task = list(self.tasks.values())[index]
-        z, dt, tokens = self._begin(task, u, given)
-        noise = functools.partial(member_noise, seed, rows, members, self.device)
-        states = roll_out_members(self.generator(task.name), z, leads[-1], dt, cond, index, noise,
-                                  task.noise_scale.to(z), tokens)
-        return torch.stack([task.decode(z) for k, z in enumerate(states, start=1) if k in leads], 2)
-
-    def _begin(self, task, u, given):
-        """Latents (B, N, D), dt (B,) and, if any, tokens (B, T or 1, N, E) of what is given."""
-        if given is not None:
-            tokens = task.codec.encode_inputs(given.flatten(0, 1))
-            given = tokens.unflatten(0, given.shape[:2])
-        return task.encode(u), torch.full((len(u),), task.facts.dt, device=self.device), given
-
     @functools.cache  # noqa: B019
     def generator(self, name):
         """What draws members of a task."""
@@ -207,18 +188,18 @@ class Simulator:
 
     def __repr__(self):
         lines = [f"Simulator of {self.run} on {self.device}"]
-        for name, spec in ((name, task.facts) for name, task in self.tasks.items()):
-            axes = zip(spec.axes, spec.grid, spec.domain, spec.boundary, strict=True)
+        for name, task in self.tasks.items():
+            spec, best = task.facts, preferred(self.run, name)
             words = [f"channels {', '.join(spec.channels)}",
-                     *([f"inputs {', '.join(spec.inputs)}"] if spec.inputs else []),
-                     *(f"{axis} in [{a:g}, {b:g}], {n} points, {kind}"
-                       for axis, n, (a, b), kind in axes), f"dt {spec.dt:g}",
-                     *(f"{param} {_list(sorted({scale.low, scale.high}))}"
-                       for param, scale in zip(spec.params, spec.scales, strict=True))]
-            lines.append(f"  {name}: {'; '.join(words)}")
-            best = preferred(self.run, name)
+                     *([f"inputs {', '.join(spec.inputs)}"] if spec.inputs else [])]
+            for axis, n, (a, b), kind in zip(spec.axes, spec.grid, spec.domain, spec.boundary,
+                                             strict=True):
+                words.append(f"{axis} in [{a:g}, {b:g}], {n} points, {kind}")
+            words += [f"dt {spec.dt:g}", *(f"{param} {_list(sorted({scale.low, scale.high}))}"
+                                           for param, scale in zip(spec.params, spec.scales,
+                                                                   strict=True))]
             best = "the operator from perturbed inputs" if best == "operator" else best
-            lines.append(f"    members are drawn by: {best}")
+            lines += [f"  {name}: {'; '.join(words)}", f"    members are drawn by: {best}"]
         lines.append(f"  precision of the update: {', '.join(sorted({*self.precisions.values()}))}")
         return "\n".join(lines)
 
@@ -228,8 +209,6 @@ def _leads(steps, times, facts):
     if (steps is None) == (times is None):
         raise UsageError("give the number of steps, or times=.")
     if times is None:
-        if not isinstance(steps, numbers.Integral) or steps < 1:
-            raise UsageError(f"steps={steps!r}: it is a whole number above 0.")
         return tuple(range(1, steps + 1))
     leads = []
     for time in times:
@@ -264,10 +243,7 @@ def _plan(plans, leads, accuracy, stride):
 @contextlib.contextmanager
 def _opened(out, shape, u0):
     """What takes the result row by row; a file is whole, or not there."""
-    if out is None:
-        yield (torch.empty(shape, device=u0.device) if torch.is_tensor(u0)
-               else np.empty(shape, np.float32))
-    elif isinstance(out, str | Path):
+    if isinstance(out, str | Path):
         partial = Path(f"{out}.partial")
         try:
             with h5py.File(partial, "w") as file:
@@ -275,9 +251,12 @@ def _opened(out, shape, u0):
             partial.replace(out)
         finally:
             partial.unlink(missing_ok=True)
+    elif out is None:
+        yield (torch.empty(shape, device=u0.device) if torch.is_tensor(u0)
+               else np.empty(shape, np.float32))
     else:
         if tuple(out.shape) != shape:
-            raise UsageError(f"out has the shape {tuple(out.shape)}; this gives {shape}.")
+            raise _shape("out", out, f"this gives {shape}")
         yield out
 
 
@@ -286,22 +265,24 @@ def _tensor(values):
         return torch.as_tensor(values)
 
 
+def _shape(name, values, wanted):
+    return UsageError(f"{name} has the shape {tuple(values.shape)}; {wanted}.")
+
+
 def _fields(u0, task):
     """u0 as a tensor of the right shape, finite; warns where training saw nothing alike."""
-    u, facts = _tensor(u0), task.facts
+    u, facts, axes = _tensor(u0), task.facts, len(task.facts.grid)
     wanted = *([task.history] if task.history > 1 else []), len(facts.channels), *facts.grid
     if u.shape[1:] != wanted or not u.numel():
-        raise UsageError(f"u0 has the shape {tuple(u.shape)}; {task.name} here takes (batch, "
-                         f"{_list(wanted)}): {'frames, ' * (task.history > 1)}channels "
-                         f"{', '.join(facts.channels)}, axes {', '.join(facts.axes)}.")
-    seen = []
-    for piece in u.detach().split(256):
-        if not piece.isfinite().all():
-            raise UsageError("u0 holds NaN or Inf.")
-        piece = piece.flatten(0, 1) if task.history > 1 else piece
-        seen.append(torch.stack(piece.movedim(1, 0).flatten(1).cpu().aminmax(dim=1)).float())
-    least, most = torch.stack(seen).amin(0)[0], torch.stack(seen).amax(0)[1]
-    for name, a, b, low, high in zip(facts.channels, least, most, *task.codec.seen, strict=True):
+        raise _shape("u0", u, f"{task.name} here takes (batch, {_list(wanted)}): "
+                     f"{'frames, ' * (task.history > 1)}channels {', '.join(facts.channels)}, "
+                     f"axes {', '.join(facts.axes)}")
+    rest = [axis for axis in range(u.ndim) if axis != u.ndim - axes - 1]
+    ends = torch.stack([u.detach().amin(rest), u.detach().amax(rest)])  # reads a map once, no copy
+    if not ends.isfinite().all():
+        raise UsageError("u0 holds NaN or Inf.")
+    for name, a, b, low, high in zip(facts.channels, *ends.tolist(), *task.codec.seen.tolist(),
+                                     strict=True):
         if a < low - MARGIN * (high - low) or b > high + MARGIN * (high - low):
             warnings.warn(f"{name} of u0 is {a:.3g} to {b:.3g}; in training it was {low:.3g} to "
                           f"{high:.3g}. What is so far outside is a guess.", stacklevel=3)
@@ -314,18 +295,17 @@ def _inputs(inputs, task, batch, steps):
     if {*names} != {*facts.inputs} or inputs is not None and not names:
         raise UsageError(f"inputs are {', '.join(names) or 'none'}; {task.name} takes "
                          f"{', '.join(facts.inputs) or 'none'}, by name.")
-    if not facts.inputs:
+    if not names:
         return None
-    parts, grid = [_tensor(inputs[name]) for name in facts.inputs], tuple(facts.grid)
-    parts = [v[:, None] if v.ndim == 1 + len(grid) else v for v in parts]  # (B, T or 1, *grid)
-    for v in parts:
-        if v.shape[2:] != grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
-            raise UsageError(f"an input has the shape {tuple(v.shape)}; each is (batch, "
-                             f"{_list(grid)}), or at all times (batch, {steps} or more, "
-                             f"{_list(grid)}).")
-        if not all(piece.isfinite().all() for piece in v.split(256)):
+    parts, grid = [], _list(facts.grid)
+    for v in (_tensor(inputs[name]) for name in facts.inputs):
+        v = v[:, None] if v.ndim == 1 + len(facts.grid) else v  # (B, T or 1, *grid)
+        if v.shape[2:] != facts.grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
+            raise _shape("an input", v, f"each is (batch, {grid}), or at all times (batch, {steps} "
+                         f"or more, {grid})")
+        if not torch.stack(v.detach().aminmax()).isfinite().all():
             raise UsageError("inputs hold NaN or Inf.")
-    parts = [v[:, :steps] if v.shape[1] > 1 else v for v in parts]
+        parts.append(v[:, :steps])
     v = torch.stack(torch.broadcast_tensors(*parts), 2)
     return v.expand(batch, *v.shape[1:])
 
@@ -342,12 +322,12 @@ def _condition(given, task, batch):
             raise UsageError(f"params lacks {name}; the data had {seen}.")
         value = torch.as_tensor(given.get(name, scale.low), dtype=torch.float64).cpu()
         if value.shape not in ((), (batch,)):
-            raise UsageError(f"params[{name!r}] has the shape {tuple(value.shape)}; give a number, "
-                             f"or {batch} of them, one per row of u0.")
+            raise _shape(f"params[{name!r}]", value, f"give a number, or {batch} of them, one per "
+                         "row of u0")
         if not value.isfinite().all() or scale.log and (value <= 0).any():
             raise UsageError(f"params[{name!r}] holds NaN, Inf, or what has no logarithm.")
         slack = 1e-6 * max(abs(scale.low), abs(scale.high))
-        if (value < scale.low - slack).any() or (value > scale.high + slack).any():
+        if value.min() < scale.low - slack or value.max() > scale.high + slack:
             warnings.warn(f"{name} was {seen} in training; what is outside is a guess.",
                           stacklevel=3)
         columns.append(value.expand(batch))
@@ -368,49 +348,59 @@ def export(run, out, license=None, model=None):
     marks = {f"codec/{task.name}": task.fingerprint for task in sim.tasks.values()}
     marks |= {"operator": sim.operator.mark} | {
         stage: load_generator(run, stage, sim.operator).mark for stage in finished(run)}
-    systems = RunConfig(run=".")  # in place of the paths of this machine
+    systems = vars(RunConfig(run="."))  # in place of the paths of this machine
     with written(out) as partial:
-        for pattern in [f"{stage}/{file}" for stage in marks for file in FILES]:
-            for path in run.glob(pattern):
+        for stage in marks:
+            for path in itertools.chain(*(run.glob(f"{stage}/{file}") for file in FILES)):
                 if not path.resolve().is_relative_to(run.resolve()):
                     raise UsageError(f"{path} is a link that leaves the run; put the file there.")
                 target = partial / path.relative_to(run)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-        for stage in marks:
             if settings := read_json(run / stage / "config.json"):
                 write_json(partial / stage / "config.json",
-                           {key: getattr(systems, key, value) for key, value in settings.items()})
+                           settings | {key: systems[key] for key in settings if key in systems})
         write_json(partial / "config.json", {"library_name": "ups", "stages": marks})
-        (partial / "README.md").write_text(card(sim, out.name, marks, license))
+        (partial / "README.md").write_text(card(sim, out.name, license))
         Simulator.load(partial, "cpu", model)  # what will be read is what was written
     return marks
 
 
-def card(sim, name, marks, license=None):
-    """The model card: front matter of the hub, use, numbers, lineage."""
-    front = ["library_name: ups", *([f"license: {license}"] if license else []),
-             f"tags: [pde, surrogate, neural-operator, {', '.join(sim.tasks)}]"]
-    spec = next(iter(sim.tasks.values())).facts
-    shape = _list([len(spec.channels), *spec.grid])
-    given = "".join([", params={..}" * any(s.low < s.high for s in spec.scales),
-                     ", inputs={..}" * bool(spec.inputs),
-                     f', task="{spec.name}"' * (len(sim.tasks) > 1)])
-    test = read_json(sim.run / "operator" / "test.json")
-    rows = ["| nRMSE on the test split, all steps | operator | persistence |", "|---|---|---|"]
-    for task, result in test.get("tasks", {}).items():
-        errors = [f"{result['nrmse_rollout'][row]:.3g}" for row in ("operator", "persistence")]
-        rows.append(f"| {' | '.join([task, *errors])} |")
-    return "\n".join([
-        "---", *front, "---", f"# {name}", "",
-        "A latent simulator for partial differential equations, trained with UPS.", "",
-        "```python", "from ups import Simulator", "",
-        f'sim = Simulator.load("{name}")  # this folder',
-        f"u = sim.rollout(u0, 40{given})  # u0 (batch, {shape}) -> (batch, 40, {shape})", "```", "",
-        "```", str(sim).replace(f" of {sim.run} on {sim.device}", ""), "```", "", *rows, "",
-        *(f"![roll-out](operator/{path.name})\n"
-          for path in sorted((sim.run / "operator").glob("rollout*.png"))),
-        "| stage | fingerprint |", "|---|---|", *(f"| {s} | {m} |" for s, m in marks.items()), ""])
+def card(sim, name, license=None):
+    """The model card: front matter of the hub, use, numbers."""
+    facts, folder = next(iter(sim.tasks.values())).facts, sim.run / "operator"
+    given = "".join([", params={..}" * any(s.low < s.high for s in facts.scales),
+                     ", inputs={..}" * bool(facts.inputs),
+                     f', task="{facts.name}"' * (len(sim.tasks) > 1)])
+    frames = _list([*[sim.operator.history] * (sim.operator.history > 1), len(facts.channels),
+                    *facts.grid])
+    rows = [f"| {task} | {result['nrmse_rollout']['operator']:.3g} "
+            f"| {result['nrmse_rollout']['persistence']:.3g} |"
+            for task, result in read_json(folder / "test.json").get("tasks", {}).items()]
+    rows += [f"\n![roll-out](operator/{path.name})" for path in sorted(folder.glob("rollout*.png"))]
+    return f"""---
+library_name: ups
+{f"license: {license}" if license else "# license: none is given"}
+tags: [pde, surrogate, neural-operator, {", ".join(sim.tasks)}]
+---
+# {name}
+
+A latent simulator for partial differential equations, trained with UPS.
+
+```python
+from ups import Simulator
+
+sim = Simulator.load("{name}")  # this folder
+u = sim.rollout(u0, 40{given})  # u0 (batch, {frames})
+```
+
+```
+{str(sim).replace(f" of {sim.run} on {sim.device}", "")}
+```
+
+| nRMSE on the test split, all steps | operator | persistence |
+|---|---|---|
+""" + "\n".join([*rows, ""])
 
 
 def main(argv=None):

@@ -65,9 +65,10 @@ def look(folder, owners):
         cache = open_cache(folder)
     except UsageError as error:
         return [], f"{size} {error}"
-    readers, shape = owners.get(cache.manifest["identity"]["codec"], []), map(str, cache.shape)
-    return readers, (f"{size} {cache.manifest['dtype']} {' x '.join(shape)}  codec error "
-                     f"{cache.error.mean():.2e}  {', '.join(readers) or 'no run has its codec'}")
+    identity = cache.manifest["identity"]
+    readers, shape = owners.get(identity["codec"], []), " x ".join(map(str, cache.shape))
+    return readers, (f"{size} {identity['dtype']} {shape}  codec error {cache.error.mean():.2e}  "
+                     f"{', '.join(readers) or 'no run has its codec'}")
 
 
 def _size(folder):

@@ -16,7 +16,6 @@ import itertools
 import json
 import math
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -111,17 +110,16 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
                 tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
             data = save(tensors, {"key": f"{key}/{shard}"})  # two entries would come in any order
             _write(folder / _name(shard), data)
-            about = {"name": _name(shard), "bytes": len(data), "sha256": _sha256(data)}
+            about = {"bytes": len(data), "sha256": _sha256(data)}
             written.append((shard, about, error.tolist()))
         return written
 
     def seal(written):
         if accelerator.is_main_process:
             body = {
-                "version": VERSION, "key": key, "task": facts.name, "split": identity["split"],
-                "identity": identity, "facts": facts.plain(), "codec": asdict(codec.spec),
-                "weight": codec.weight.tolist(), "shape": shape, "dtype": identity["dtype"],
-                "indices": indices.tolist(), "params": fields.params(indices).tolist(),
+                "key": key, "identity": identity, "facts": facts.plain(), "shape": shape,
+                "weight": codec.weight.tolist(), "params": fields.params(indices).tolist(),
+                "indices": indices.tolist(),
                 "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
                 "shards": [about for _, about, _ in written],
             }
@@ -141,32 +139,30 @@ def open_cache(folder, key=None):
 
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        checksum, version = manifest.pop("checksum"), manifest["version"]
+        whole = manifest.pop("checksum") == _sha256(_json(manifest))
     except FileNotFoundError:
         raise UsageError(f"{folder} is no complete cache, it has no manifest.") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise refuse("manifest.json", "is damaged") from None
-    if version != VERSION:
-        raise refuse("manifest.json", f"is of version {version}, this code reads {VERSION}")
-    if checksum != _sha256(_json(manifest)):
-        raise refuse("manifest.json", "is damaged")
+        whole = False
+    if not whole or manifest["identity"]["version"] != VERSION:
+        raise refuse("manifest.json", f"is damaged, or of another version than {VERSION}")
     if key not in (None, manifest["key"]):
         raise refuse("manifest.json", "belongs to another codec or data")
 
     z, inputs = [], []
     for i, shard in enumerate(manifest["shards"]):
-        path = folder / Path(shard["name"]).name  # never a place that a file names
+        path = folder / _name(i)
         if (size := path.stat().st_size if path.exists() else 0) != shard["bytes"]:
-            raise refuse(shard["name"], f"has {size} bytes instead of {shard['bytes']}")
+            raise refuse(path.name, f"has {size} bytes instead of {shard['bytes']}")
         try:
             with safe_open(path, framework="pt") as file:
                 found, tensor = file.metadata(), file.get_tensor("z")
                 if manifest["facts"]["inputs"]:
                     inputs.append(file.get_tensor("inputs"))
         except Exception as error:  # of the format: safetensors has its own type
-            raise refuse(shard["name"], f"is damaged ({error})") from None
+            raise refuse(path.name, f"is damaged ({error})") from None
         if (found or {}).get("key") != f"{manifest['key']}/{i}":
-            raise refuse(shard["name"], "belongs to another codec or data")
+            raise refuse(path.name, "belongs to another codec or data")
         z.append(tensor)
     return Cache(folder, manifest, z, inputs)
 
@@ -177,9 +173,9 @@ def verify(folder):
         shards = open_cache(folder).manifest["shards"]
     except UsageError as error:
         return [str(error)]
-    return [f"{folder / shard['name']} has changed since it was written: delete {folder}, and it "
-            "is built again." for shard in shards
-            if sha256(folder / shard["name"]) != shard["sha256"]]
+    return [f"{folder / _name(i)} has changed since it was written: delete {folder}, and it is "
+            "built again." for i, shard in enumerate(shards)
+            if sha256(folder / _name(i)) != shard["sha256"]]
 
 
 def remove(folder):

@@ -3,9 +3,8 @@
 H frames are given and L are to be predicted, at most `length`. Frames of a trajectory are
 neighbours on disk, so a shard (n, T, N, D) seen with row stride N * D is a table of overlapping
 windows (rows, H + L, N * D): a batch is a choice of its rows, read in one call and never copied
-before. A set is the windows
-of one task and stride, and a batch is of one set. Window w of a set is number w % len(starts) of
-trajectory w // len(starts), and `starts` lists early frames more often.
+before. A set is the windows of one task and stride, and a batch is of one set. Window w of a set is
+number w % len(starts) of trajectory w // len(starts), and `starts` lists early frames more often.
 """
 
 import math

@@ -9,32 +9,26 @@ from ups.data.fields import Fields
 from ups.data.find import NoData
 from ups.data.find import open_data as find_fields
 from ups.eval.forecasts import begin
-from ups.latents import TaskLatents
-from ups.stages import facts_of, inherit, own_codec
+from ups.latents import load_tasks
+from ups.stages import inherit
 from ups.train.ranks import on_main
 
 
 def open_data(accelerator, cfg, operator):
     """Tasks of the operator (Loaded), with fields that begin where the protocol begins."""
-    known, lineage, tasks = facts_of(operator), operator.config["lineage"], []
-    codecs = {name: own_codec(cfg.run, name, lineage) for name in known}
+    known, tasks = load_tasks(cfg.run, operator, accelerator.device), []
     for fields in on_main(accelerator, _find, cfg, operator):
         name = fields.facts.name if len(known) > 1 else next(iter(known))
         if name not in known:
             raise UsageError(f"{fields.files[0].path}: {cfg.run} knows no {name}; it knows "
                              f"{', '.join(known)}. Give the data that name in --facts.")
-        if lineage.get(f"data of {name}") != fields.digest:
+        if operator.config["lineage"].get(f"data of {name}") != fields.digest:
             if not cfg.data:
                 raise UsageError(f"{cfg.run}: the data of {name} are not those of the training; "
                                  "put them back, or give --data to judge the run on these.")
-            fields = _as_test(fields, known[name])
-        codec, mark = codecs[name]
-        tasks.append(TaskLatents(known[name], codec.to(accelerator.device), mark,
-                                 begin(fields, cfg.protocol, operator.history),
-                                 plans=operator.plans(name), history=operator.history))
-    for task in tasks:
-        task.width = max(codec.spec.width for codec, _ in codecs.values())
-        task.params = max(len(facts.params) for facts in known.values())
+            fields = _as_test(fields, known[name].facts)
+        begun = begin(fields, cfg.protocol, operator.history)
+        tasks.append(dataclasses.replace(known[name], fields=begun))
     return tasks
 
 

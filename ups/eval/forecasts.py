@@ -40,15 +40,13 @@ def make_forecasts(task, index, operator):
     facts = task.fields.facts
     shifts = [axis in (facts.shifts or ()) for axis in facts.axes]
     best = choose_plan(task.plans, range(1, facts.frames))
-
-    def rolled_out(z0, dt, cond, inputs, steps, longest=best):
-        return planned(task, index, operator, longest, z0, dt, cond, inputs, steps)
+    rolled_out = functools.partial(planned, task, index, operator, best)
 
     def halved(s):
         inputs = s.inputs
         if inputs is not None and inputs.shape[1] > 1:
             inputs = inputs.repeat_interleave(2, 1)
-        fine = rolled_out(s.z0, s.dt / 2, s.cond, inputs, 2 * s.steps, 1)
+        fine = planned(task, index, operator, 1, s, dt=s.dt / 2, inputs=inputs, steps=2 * s.steps)
         return itertools.islice(fine, 1, None, 2)
 
     def shifted(s):
@@ -59,7 +57,7 @@ def make_forecasts(task, index, operator):
         if s.inputs is not None:
             v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
             inputs = task.codec.encode_inputs(v).unflatten(0, s.inputs.shape[:2])
-        for p in rolled_out(z0, s.dt, s.cond, inputs, s.steps):
+        for p in rolled_out(s, z0=z0, inputs=inputs):
             yield p.roll([-n for n in moves], axes)
 
     def one_step(s):
@@ -68,11 +66,9 @@ def make_forecasts(task, index, operator):
             z = operator(z0, s.dt, s.cond, index, inputs_at(s.inputs, k))
             yield task.decode(z[:, None])
 
-    forecasts = yardsticks(task) | {
-        "one_step": one_step,
-        "operator": lambda s: rolled_out(s.z0, s.dt, s.cond, s.inputs, s.steps)}
+    forecasts = yardsticks(task) | {"one_step": one_step, "operator": rolled_out}
     if any(scale.low < scale.high for scale in facts.scales):
-        forecasts["shuffled"] = lambda s: rolled_out(s.z0, s.dt, s.other, s.inputs, s.steps)
+        forecasts["shuffled"] = lambda s: rolled_out(s, cond=s.other)
     if any(shifts):
         forecasts["shifted"] = shifted
     if facts.frames > 2 and task.history == 1:
@@ -80,16 +76,16 @@ def make_forecasts(task, index, operator):
     return forecasts
 
 
-def planned(task, index, operator, longest, z0, dt, cond, inputs, steps):
-    """Fields (B, 1, C, *grid) of frame 1, 2, .. by the plan `longest`: ups/rollout.py."""
-    leads, waiting = iter(range(1, steps + 1)), {}
-    lead = next(leads)
-    for frame, z in roll_out(operator, z0, dt, cond, index, range(1, steps + 1),
-                             within(task.plans, longest), inputs):
+def planned(task, index, operator, longest, s, **other):
+    """Fields (B, 1, C, *grid) of frame 1, 2, .. from a start, or one that is other in something,
+    by the plan `longest`: ups/rollout.py."""
+    s, waiting, lead = SimpleNamespace(**vars(s) | other), {}, 1
+    for frame, z in roll_out(operator, s.z0, s.dt, s.cond, index, range(1, s.steps + 1),
+                             within(task.plans, longest), s.inputs):
         waiting[frame] = z
         while lead in waiting:
             yield task.decode(waiting.pop(lead)[:, None])
-            lead = next(leads, None)
+            lead += 1
 
 
 def scored(task):

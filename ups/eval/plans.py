@@ -31,12 +31,11 @@ def choose(run, model, tasks):
     for index, task in enumerate(tasks):
         chosen = task.fields.split("val")[: run.cfg.val_trajectories]
         task.plans = dict.fromkeys(task.strides)
-        forecasts = {longest: functools.partial(_forecast, task, index, model, longest)
-                     for longest in task.strides}
+        forecasts = {n: functools.partial(planned, task, index, model, n) for n in task.strides}
         tables, _ = measure(run.accelerator, task, forecasts, chosen, only=("nrmse",))
-        errors = {n: tables[n]["nrmse"].nanmean((0, 2)) for n in task.strides}
-        task.plans = {n: [e if math.isfinite(e) else 1e30 for e in error.tolist()]
-                      for n, error in errors.items()}
+        for n, table in tables.items():
+            errors = table["nrmse"].nanmean((0, 2)).tolist()
+            task.plans[n] = [error if math.isfinite(error) else 1e30 for error in errors]
         choices[task.name] = {"plans": task.plans}
         if run.accelerator.device.type == "cuda":
             own = run.accelerator.unwrap_model(model)
@@ -46,26 +45,20 @@ def choose(run, model, tasks):
         run.write("choices.json", choices)
 
 
-def _forecast(task, index, model, longest, s):
-    return planned(task, index, model, longest, s.z0, s.dt, s.cond, s.inputs, s.steps)
-
-
 def _rounded(precision, *args):
     with products(PRODUCTS[precision]):
-        return list(_forecast(*args))
+        return list(planned(*args))
 
 
 def choose_precision(accelerator, task, index, model, chosen):
     """The fastest precision that a roll-out bears, by the most accurate plan."""
-    facts = task.fields.facts
-    longest, errors = choose_plan(task.plans, range(1, facts.frames)), {}
+    longest = choose_plan(task.plans, range(1, task.fields.facts.frames))
     if not hasattr(getattr(model, "body", None), "lower") or hasattr(model, "reshard"):
         return "float32"  # a model of your own, or one that FSDP2 has cut
-    for precision in PRODUCTS:
-        own = lowered(model, precision)
-        forecast = functools.partial(_rounded, precision, task, index, own, longest)
-        tables, _ = measure(accelerator, task, {precision: forecast}, chosen, only=("nrmse",))
-        errors[precision] = tables[precision]["nrmse"].nanmean().item()
+    forecasts = {name: functools.partial(_rounded, name, task, index, lowered(model, name), longest)
+                 for name in PRODUCTS}
+    tables, _ = measure(accelerator, task, forecasts, chosen, only=("nrmse",))
+    errors = {name: table["nrmse"].nanmean().item() for name, table in tables.items()}
     fits = [name for name in PRODUCTS if errors[name] <= SLACK * errors["float32"]] or ["float32"]
     told = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
     if accelerator.is_main_process:
