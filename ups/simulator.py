@@ -278,7 +278,7 @@ def _fields(u0, task):
                      f"{'frames, ' * (task.history > 1)}channels {', '.join(facts.channels)}, "
                      f"axes {', '.join(facts.axes)}")
     rest = [axis for axis in range(u.ndim) if axis != u.ndim - axes - 1]
-    ends = torch.stack([u.detach().amin(rest), u.detach().amax(rest)])  # reads a map once, no copy
+    ends = torch.stack([u.detach().amin(rest), u.detach().amax(rest)])  # copies no map
     if not ends.isfinite().all():
         raise UsageError("u0 holds NaN or Inf.")
     for name, a, b, low, high in zip(facts.channels, *ends.tolist(), *task.codec.seen.tolist(),

@@ -61,7 +61,7 @@ try:
     build_cache(accelerator, Broken(), FormulaFields(), "train", folder / "broken")
 except Exception as error:
     seen["broken"] = f"{type(error).__name__}: {error}"
-seen["after"] = len(build_cache(accelerator, MatrixCodec(), FormulaFields(), "train",
-                                folder / "full"))
+seen["after"] = build_cache(accelerator, MatrixCodec(), FormulaFields(), "train",
+                            folder / "full").shape[0]
 torch.save(seen, folder / f"rank{rank}.pt")
 accelerator.end_training()

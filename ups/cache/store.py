@@ -9,6 +9,9 @@ KEY hashes all that the numbers depend on: task, indices of the split, strides, 
 fingerprint of the codec, digest of the data. The manifest holds those, shapes, parameters, size and
 sha256 of each shard, and the codec's error per trajectory. Trajectory i lies in shard i // count.
 Neither that nor the batches of an encoder depend on the number of processes, so neither do bytes.
+
+The codec's error is the nRMSE of decode(z) with z as it is stored: the mean over frames and
+channels of |p - u| / |u|, norms over space; a channel that is zero in a whole frame is left out.
 """
 
 import hashlib
@@ -16,16 +19,17 @@ import itertools
 import json
 import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from ups.cache.encode import encode
 from ups.config import UsageError
 from ups.data.facts import from_plain
 from ups.files import sha256, write_bytes
+from ups.relative_error import relative_error
 from ups.train.ranks import everyone, take_lock, together
 
 VERSION = 1
@@ -40,13 +44,8 @@ class Cache:
         self.folder, self.manifest, self.z, self.inputs = folder, manifest, z, inputs
         self.shape = tuple(manifest["shape"])  # (trajectories, T, N, D)
         self.facts = from_plain(manifest["facts"])
-        self.dt = self.facts.dt
         self.params = torch.tensor(manifest["params"], dtype=torch.float64).view(self.shape[0], -1)
-        self.weight = torch.tensor(manifest["weight"])
         self.error = torch.tensor(manifest["error"])
-
-    def __len__(self):
-        return self.shape[0]
 
 
 def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32", fingerprint=""):
@@ -96,8 +95,8 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
         codec.to(accelerator.device).eval()
         written = []
         for shard, part in mine:
-            z, error = encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
-                              accelerator.device)
+            z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
+                               accelerator.device)
             if not (finite := z.isfinite().flatten(1).all(1)).all():
                 raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
                                  f"finite latents in {identity['dtype']}; --codec.dtype float32 "
@@ -118,8 +117,7 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
         if accelerator.is_main_process:
             body = {
                 "key": key, "identity": identity, "facts": facts.plain(), "shape": shape,
-                "weight": codec.weight.tolist(), "params": fields.params(indices).tolist(),
-                "indices": indices.tolist(),
+                "indices": indices.tolist(), "params": fields.params(indices).tolist(),
                 "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
                 "shards": [about for _, about, _ in written],
             }
@@ -128,6 +126,23 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
     together(accelerator, clear)
     parts = everyone(accelerator, together(accelerator, write))
     together(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
+
+
+@torch.no_grad()
+def _encode(codec, batches, shape, dtype, device):
+    """Latents (n, T, N, D) of the stream of u (B, C, *grid), on the CPU, and the error (n,)."""
+    z = torch.empty(shape, dtype=dtype)  # on the CPU: no other tensor can be saved
+    rows, errors = z.flatten(0, 1), []
+    with ThreadPoolExecutor(1) as pool:  # reads the next batch while one is encoded
+        waiting = pool.submit(next, batches, None)
+        while (u := waiting.result()) is not None:
+            waiting = pool.submit(next, batches, None)
+            now, rows = rows[:len(u)], rows[len(u):]
+            u = u.to(device)
+            now.copy_(codec.encode(u))
+            errors.append(relative_error(codec.decode(now.to(device, u.dtype)), u).cpu())
+    errors = torch.cat(errors).view(len(z), -1)  # (n, T * C)
+    return z, errors.nansum(1) / (~errors.isnan()).sum(1).clamp(min=1)
 
 
 def open_cache(folder, key=None):

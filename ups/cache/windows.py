@@ -32,7 +32,8 @@ class LatentWindows(Dataset):
         self.width = max(cache.shape[3] for cache in self.caches)
         count = max(cache.params.shape[1] for cache in self.caches)
         self._lay_out([cache.z for cache in self.caches])
-        self.conds = [_pad(cache.facts.condition(cache.params), count) for cache in self.caches]
+        self.conds = [F.pad(cond, (0, count - cond.shape[1])) for cond in (
+            cache.facts.condition(cache.params) for cache in self.caches)]
         self.inputs = [torch.cat(list(cache.inputs)) if cache.inputs else None
                        for cache in self.caches]
 
@@ -64,7 +65,7 @@ class LatentWindows(Dataset):
             "inputs": self._inputs(chosen, trajectory, start)}
         return batch | {
             "z": z,
-            "dt": torch.full((len(rows),), stride * self.caches[task].dt, device=self.device),
+            "dt": torch.full((len(rows),), stride * self.caches[task].facts.dt, device=self.device),
             "cond": self.conds[task][trajectory],
             "task": task,
             "stride": stride,
@@ -84,7 +85,7 @@ class LatentWindows(Dataset):
             rows = trajectory % count * frames + start
             z = torch.stack([views[shard][row] for shard, row in
                              zip((trajectory // count).tolist(), rows.tolist(), strict=True)])
-        return _pad(z.view(len(z), -1, tokens, width).float(), self.width)
+        return F.pad(z.view(len(z), -1, tokens, width).float(), (0, self.width - width))
 
     def _inputs(self, chosen, trajectory, start):
         """Input tokens (B, L, N, E) at the beginning of each step of the windows."""
@@ -118,8 +119,3 @@ def _windows(z, steps, stride):
     if stride == 1:  # contiguous rows are copied a little faster
         return z.as_strided((rows, (steps + 1) * size), (size, 1))
     return z.as_strided((rows, steps + 1, size), (size, stride * size, 1))
-
-
-def _pad(x, width):
-    """Append zeros to the last axis."""
-    return F.pad(x, (0, width - x.shape[-1]))
