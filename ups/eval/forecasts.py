@@ -23,7 +23,6 @@ from ups.rollout import choose_plan, inputs_at, roll_out, within
 LABELS = {"operator": "operator", "ensemble": "ensemble", "diffusion": "diffusion",
           "consistency": "its student", "perturbed": "perturbed input",
           "dressing": "dressing, no network",
-          "steady": "steady prior", "steady_mean": "its mean alone", "law": "mean by the law",
           "persistence": "persistence", "mean": "training mean", "codec": "codec floor",
           "one_step": "one true step", "shuffled": "shuffled parameter",
           "shifted": "circular shift", "halved": "halved dt"}
