@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from launching import ROOT
 
-from ups.ablate import definition, main, result
+from ups.ablate import main, result
 from ups.config import UsageError
-from ups.eval.metrics import NRMSE
 from ups.files import lock_folder
 
 SCRIPT = str(Path(__file__).parent / "ablated.py")
@@ -44,7 +43,7 @@ def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path,
                                   ["0.1", "2 of 2", "0.045 [0.04, 0.05]"]]
     shown = capsys.readouterr().out
     assert "[4/4] lr=0.4 kind=a seed=1: val/nrmse_rollout 0.02" in shown
-    assert "Validation split" in shown and f"val/nrmse_rollout: {NRMSE}." in shown
+    assert "Validation split" in shown
     assert "the spread of seeds are noise.\n" in shown and "with one seed" not in shown
     assert ends(tmp_path) == ["done"] * len(starts(tmp_path)) == ["done"] * 4
 
@@ -52,7 +51,6 @@ def test_cells_are_ranked_by_validation_with_mean_and_range_over_seeds(tmp_path,
     shown = capsys.readouterr().out
     assert shown.count(" begins") == 1 and len(starts(tmp_path)) == 5
     assert "noise; with one seed it is unknown" in shown
-    assert "val/mine: as the script defines it." in shown
     assert [row[0] for row in rows(tmp_path)] == ["lr", "---", "0.1", "0.3"]
     ablate("--grid", "tasks=a,b", "several=2 3", "--steps", "8")  # other data, several numbers
     stored = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/toy/config.json")]
@@ -109,9 +107,3 @@ def test_a_script_that_is_none_is_refused():
     for name in ("nothing.py", str(ROOT / "README.md")):
         with pytest.raises(UsageError, match="there is no such script"):
             main([name, "--grid", "lr=1"])
-
-
-def test_the_longest_name_defines_a_metric():
-    assert definition("val/nrmse_rollout") == NRMSE
-    assert "shares of the operator's" in definition("val/crps_ratio")
-    assert definition("val/crps").startswith("fair CRPS")

@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 
 from ups.config import Parser, UsageError, command, flat, parse
-from ups.eval.metrics import DEFINITIONS
 from ups.files import lock_folder, read_json, write_text
 from ups.train.run import RunConfig
 from ups.train.tracking import Metrics
@@ -110,7 +109,7 @@ def result(run, metric=None):
 
 
 def table(cells, metric=None):
-    """Markdown: what differs, then mean [least, most] over seeds, best first; what that is."""
+    """Markdown: what differs, then mean [least, most] over seeds, best first."""
     keys = [key for key in cells[0].choice if len({cell.choice[key] for cell in cells}) > 1]
     keys, groups, rows, names = keys or list(cells[0].choice), {}, [], set()
     for cell in cells:
@@ -130,14 +129,7 @@ def table(cells, metric=None):
     noise += "." if len(cells) > len(groups) else "; with one seed it is unknown: give --seeds 3."
     return "\n".join([*(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines), "",
                       "Validation split, best value of each run; mean [least, most] over seeds.",
-                      *(f"{name}: {definition(name)}." for name in sorted(names)), noise, ""])
-
-
-def definition(metric):
-    """Of a metric of the project's stages; a copied script may log others."""
-    known = {name: text for names, text in DEFINITIONS.items() for name in names.split(", ")}
-    near = [name for name in known if metric.removeprefix("val/").startswith(name)]
-    return known[max(near, key=len)] if near else "as the script defines it"
+                      noise, ""])
 
 
 def main(argv=None):

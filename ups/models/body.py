@@ -43,8 +43,8 @@ class BodyConfig:
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of "
                                  f"{', '.join(known)}.")
-        least = dict.fromkeys(("dim", "depth", "heads", "window"), 1)
-        for name, low in (least | {"modes": 0, "kernel": 0}).items():
+        least = dict.fromkeys(("dim", "depth", "heads", "window"), 1) | {"modes": 0, "kernel": 0}
+        for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}.")
         if self.dim % (2 * self.heads):
@@ -91,7 +91,7 @@ class TokenBody(nn.Module):
                 self.register_buffer(name, table.float(), persistent=False)
 
     def _block(self, dim, i):
-        c, layer = self.config, recipe.layer_norm(self.tasks)
+        c, layer = self.config, any(task.steady for task in self.tasks)
         if c.body == "fourier":
             mixer = PerTask(self._fourier_mixer(task) for task in self.tasks)
         elif c.body == "plain":

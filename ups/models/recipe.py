@@ -42,12 +42,6 @@ def all_waves(tokens, periodic):
     return max(n // 2 + 1 if circle else n for n, circle in zip(tokens, periodic, strict=True))
 
 
-def layer_norm(tasks):
-    """Whether blocks normalise their input: amplitudes are what a time step is about, but not so
-    for a steady field."""
-    return any(task.steady for task in tasks)
-
-
 def told(codec, model):
     """What the rules made of one data set, in words: its `codec`, and the body's config."""
     spec = codec.spec
