@@ -331,7 +331,7 @@ def _make_codec(folder, cfg, fields, kind, asked, init):
             print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --codec.patch "
                   f"{patch} does not.")
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
-                          inputs=lambda: fields.stream_inputs(fields.split("train")),
+                          inputs=lambda: fields.stream(fields.split("train"), inputs=True),
                           facts=facts.plain(), patch=sizes, components=components,
                           error=asked.get("error", 0.0), offset=0.5 / cfg.stride_x)
     except ValueError as error:

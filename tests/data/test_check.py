@@ -10,7 +10,7 @@ import torch
 
 from ups.config import UsageError
 from ups.data import check
-from ups.data.check import COPIES, Averages, divergence, mirror_doubt, nonlinear, shift_doubt
+from ups.data.check import COPIES, Averages, mirror_doubt, nonlinear, shift_doubt
 from ups.data.facts import Facts
 
 X = np.arange(64) / 64
@@ -136,15 +136,6 @@ def test_linear_maps_and_others():
     assert nonlinear(v[:4]) == 0.0  # of too few nothing is said
 
 
-def test_divergence_of_a_stream_function_and_of_a_potential():
-    x, y = np.meshgrid(2 * np.pi * X, 4 * np.pi * np.arange(48) / 48, indexing="ij")
-    spacing = [2 * np.pi / 64, 4 * np.pi / 48]
-    curl = np.stack([np.sin(x) * np.cos(y), -np.cos(x) * np.sin(y)])[None, None]
-    assert divergence(curl, spacing) < 0.01
-    slope = np.stack([np.cos(x) * np.sin(y), np.sin(x) * np.cos(y)])[None, None]
-    assert divergence(slope, spacing) > 0.9
-
-
 def test_what_is_true_is_not_refused():
     u = waves(40).astype(np.float32)
     check.check_said(Data(u, conserved=("u0",), mirrors=(("", ("u0",)),), shifts=("x",),
@@ -169,9 +160,6 @@ def test_what_is_said_and_wrong_is_refused_with_its_number():
     refused("The u0 -> -u0 is said", np.exp(u), mirrors=(("", ("u0",)),))
     refused(r"said to be linear, but \d+ % of a step", np.stack(
         [u[:, 0] / (1 + k * u[:, 0]**2) for k in range(6)], 1), shifts=("x",), linear=True)
-    v = np.random.default_rng(0).normal(size=(8, 2, 2, 16, 16))
-    refused("u0 u1 is said to have no divergence, but it is 0.7 of the gradient", v,
-            solenoidal=True, vectors=(("u0", "u1"),))
 
 
 def test_uneven_inputs_excuse_uneven_fields():

@@ -69,7 +69,6 @@ def test_a_folder_of_the_well(tmp_path):
     assert facts.channels == ("buoyancy", "velocity_x", "velocity_y", "D_xx", "D_xy", "D_yx",
                               "D_yy")
     assert facts.inputs == ("mask", "drive") and facts.inputs_vary
-    assert facts.vectors == (("velocity_x", "velocity_y"),)
     assert facts.boundary == ("periodic", "closed") and facts.grid == (X, Y) and facts.dt == 0.25
     np.testing.assert_allclose(facts.domain, [(-1 / 3, 4 - 1 / 3), (0, 1)], atol=1e-5)
     assert facts.params == ("alpha", "Rayleigh") and facts.name == "rayleigh_benard"

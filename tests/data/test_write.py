@@ -14,9 +14,9 @@ from ups.data.well import open_well
 from ups.data.write import convert, copy
 
 FACTS = {"name": "flow", "equation": "c_t + v . grad c = nu lap c", "dt": 0.25,
-         "boundary": "periodic closed", "domain": ((0.0, 2.0), (-1.0, 1.0)), "vectors": "vx vy",
+         "boundary": "periodic closed", "domain": ((0.0, 2.0), (-1.0, 1.0)),
          "conserved": "c", "positive": "c", "mirrors": "x: vx; y: vy", "shifts": "x",
-         "linear": True, "solenoidal": True, "first_frame": 2}
+         "linear": True, "first_frame": 2}
 N, T, GRID = 3, 5, (6, 4)
 
 
@@ -39,7 +39,7 @@ def test_every_fact_reads_back(tmp_path):
     facts = file.facts.plain()
     expected = FACTS | {
         "boundary": ("periodic", "closed"), "channels": ("c", "vx", "vy"), "inputs": ("a", "f"),
-        "inputs_vary": True, "vectors": (("vx", "vy"),), "conserved": ("c",), "positive": ("c",),
+        "inputs_vary": True, "conserved": ("c",), "positive": ("c",),
         "mirrors": (("x", ("vx",)), ("y", ("vy",))), "shifts": ("x",), "axes": ("x", "y"),
         "grid": GRID, "frames": T, "params": ("nu", "rho"), "scales": (), "steady": False}
     assert facts == expected

@@ -105,7 +105,7 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
             tensors = {"z": z}
             if facts.inputs:  # exact, whatever the dtype of the latents
                 given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
-                         for v in fields.stream_inputs(part)]
+                         for v in fields.stream(part, inputs=True)]
                 tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
             data = save(tensors, {"key": f"{key}/{shard}"})  # two entries would come in any order
             _write(folder / _name(shard), data)

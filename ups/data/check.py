@@ -152,14 +152,6 @@ def nonlinear(u):
     return float(np.linalg.norm(rest) / (np.linalg.norm(b - a) + 1e-30))
 
 
-def divergence(u, spacing):
-    """Rms of the divergence of a vector u (n, T, axes, *grid) over that of its gradient."""
-    slopes = np.stack([np.gradient(u, h, axis=k) for k, h in enumerate(spacing, start=3)])
-    slopes = slopes[(..., *[slice(1, -1)] * len(spacing))]  # (axes, n, T, axes, *grid)
-    return float(np.linalg.norm(sum(slope[:, :, k] for k, slope in enumerate(slopes)))
-                 / (np.linalg.norm(slopes) + 1e-30))
-
-
 def check_said(fields):
     """Refuse facts that the data contradict, each with its number."""
     if found := " ".join(contradictions(fields)):
@@ -195,19 +187,12 @@ def contradictions(fields):
             yield (f"{move} is said to give solutions, but averages of {name} over "
                    f"{len(look.rows)} trajectories contradict it by {100 * share:.2g} % of their "
                    "spread.")
-    some = look.rows[:16]
     if facts.linear and facts.shifts == facts.axes and not facts.inputs:
+        some = look.rows[:16]
         same = (fields.params(some) == fields.params(some[:1])).all(1).numpy()
         if (rest := nonlinear(look.read(some[same]))) > 0.2:
             yield (f"The equation is said to be linear, but {100 * rest:.0f} % of a step is no "
                    "linear map of the field.")
-    spacing = [(b - a) / n for (a, b), n in
-               zip(facts.domain, fields.files[0].facts.grid, strict=True)]
-    for vector in facts.vectors if facts.solenoidal else ():
-        u = look.read(some)[:, :, [facts.channels.index(name) for name in vector]]
-        if (rest := divergence(u, spacing)) > 0.5:
-            yield (f"{' '.join(vector)} is said to have no divergence, but it is {rest:.2g} of "
-                   "the gradient.")
 
 
 def proposals(fields):

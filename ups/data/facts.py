@@ -4,9 +4,9 @@ A file says what it knows, as attributes or in a YAML; `Fields` completes it (st
 parameters, and by tests on the data the boundary and the shifts that nobody mentions). Nothing else
 is ever assumed. Models, training and evaluation ask these facts, never for a name.
 
-Where people say facts, a list is words separated by blanks (`boundary = "periodic closed"`), groups
-are separated by `;` (`vectors = "vx vy; bx by"`), and a mirror names the channels that change sign
-behind its axis (`mirrors = "x: u; y: v"`). YAML may use its own lists and mappings.
+Where people say facts, a list is words separated by blanks (`boundary = "periodic closed"`), and a
+mirror names the channels that change sign behind its axis (`mirrors = "x: u; y: v"`). YAML may use
+its own lists and mappings.
 """
 
 import dataclasses
@@ -53,14 +53,12 @@ class Facts:
     inputs_vary: bool = False                # in time; else one frame of them holds for all
     params: tuple[str, ...] = ()
     scales: tuple[Scale, ...] = ()           # one for each of `params`
-    vectors: tuple[tuple[str, ...], ...] = ()  # channels that are components along the axes
     conserved: tuple[str, ...] = ()          # channels whose mean over space never changes
     positive: tuple[str, ...] = ()           # channels that never fall below zero
     mirrors: tuple[tuple[str, tuple[str, ...]], ...] = ()  # an axis that may be mirrored ("": none)
     #                                          and the channels that change sign with it
     shifts: tuple[str, ...] | None = None    # axes along which a solution may be moved
     linear: bool = False                     # sums of solutions are solutions
-    solenoidal: bool = False                 # the vectors have no divergence
     steady: bool = False                     # two frames: nothing, and the answer to the inputs
     first_frame: int = 0                     # frames before it are left out
 
@@ -87,7 +85,8 @@ class Facts:
 def from_plain(values):
     """The inverse of `Facts.plain`."""
     scales = tuple(Scale(**one) for one in values["scales"])
-    return Facts(**{key: _tuples(value) for key, value in values.items()} | {"scales": scales})
+    return Facts(**{field.name: _tuples(values[field.name]) for field in dataclasses.fields(Facts)
+                    if field.name in values} | {"scales": scales})
 
 
 def _tuples(value):
@@ -113,7 +112,6 @@ def check_facts(facts, where):
             ("boundary", facts.boundary, (*BOUNDARIES, "")),
             ("shifts", facts.shifts, {*facts.axes} - {*closed}),
             ("conserved", facts.conserved, facts.channels), ("positive", facts.positive, names),
-            ("vectors", sum(facts.vectors, ()), names),
             ("mirrors", [axis for axis, _ in facts.mirrors], (*facts.axes, "")),
             ("mirrors' signs", sum((odd for _, odd in facts.mirrors), ()), names)):
         for word in {*(words or ())} - {*known}:
@@ -157,7 +155,7 @@ def understand(values, where, strict=False):
 
 def attributes(facts):
     """The inverse, for a file: {key: text, number or array} of facts that are said."""
-    say = {"vectors": lambda value: "; ".join(map(" ".join, value)), "domain": np.array,
+    say = {"domain": np.array,
            "mirrors": lambda value: "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value)}
     said = {key: value for key, value in facts.items()
             if value is not None and not (key == "boundary" and "" in value)}
@@ -195,14 +193,6 @@ def _words(value):
     return tuple(value.split() if isinstance(value, str) else map(str, value))
 
 
-def _groups(value):
-    if isinstance(value, str):
-        value = [one for one in value.split(";") if one.strip()]
-    elif not any(isinstance(one, list) or " " in one for one in value):
-        value = [value] * (len(value) > 0)  # one vector, as a plain list of its components
-    return tuple(map(_words, value))
-
-
 def _mirrors(value):
     if isinstance(value, str):
         value = [one.partition(":")[::2] for one in value.split(";") if one.strip()]
@@ -231,6 +221,5 @@ READ = {  # each fact: how it is read, and an example
     "channels": (_words, "u v"), "inputs": (_words, "mask"), "params": (_words, "nu rho"),
     "axes": (_words, "x y"), "boundary": (_words, "periodic closed"),
     "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (int, 10),
-    "vectors": (_groups, "vx vy; bx by"), "mirrors": (_mirrors, "x: vx; y: vy"),
-    "conserved": (_words, "u"), "positive": (_words, "u"), "shifts": (_words, "x"),
-    "linear": (_truth, True), "solenoidal": (_truth, True), "steady": (_truth, True)}
+    "mirrors": (_mirrors, "x: vx; y: vy"), "conserved": (_words, "u"), "positive": (_words, "u"),
+    "shifts": (_words, "x"), "linear": (_truth, True), "steady": (_truth, True)}

@@ -132,21 +132,16 @@ class Fields:
             out[chosen] = u
         return torch.from_numpy(out)
 
-    def stream(self, indices, megabytes=32):
-        """Yield all frames of these trajectories as u (B, C, *grid) of bounded size."""
-        for rows, frames in self._pieces(indices, self.facts.channels, megabytes):
-            yield self.read(indices[rows], frames).flatten(0, 1)
+    def stream(self, indices, megabytes=32, inputs=False):
+        """Yield all frames of these trajectories as u (B, C, *grid) of bounded size.
 
-    def stream_inputs(self, indices, megabytes=32):
-        """Yield the given channels likewise, (B, E, *grid); one frame where they do not vary."""
-        for rows, frames in self._pieces(indices, self.facts.inputs, megabytes):
-            yield self.inputs(indices[rows], frames).flatten(0, 1)
-
-    def _pieces(self, indices, channels, megabytes):
-        frames = 1 if channels == self.facts.inputs and not self.facts.inputs_vary else (
-            self.facts.frames)
-        size = 4 * len(channels) * math.prod(self.facts.grid)
-        return pieces(len(indices), frames, size, int(megabytes * 2**20))
+        Or of their inputs (B, E, *grid), of which there is one where they do not vary.
+        """
+        facts, read = self.facts, self.inputs if inputs else self.read
+        size = 4 * len(facts.inputs if inputs else facts.channels) * math.prod(facts.grid)
+        frames = 1 if inputs and not facts.inputs_vary else facts.frames
+        for rows, span in pieces(len(indices), frames, size, int(megabytes * 2**20)):
+            yield read(indices[rows], span).flatten(0, 1)
 
     def params(self, indices):
         """Float64 (n, P): raw parameter values in the order of `facts.params`."""

@@ -73,15 +73,13 @@ TASKS = dict([
           "2D_rdb_NA_NA.h5", "last", domain=(-2.5, 2.5), positive=("h",)),
     _task("cns2d", _CNS, "flat", "x y", "density pressure Vx Vy", _FLOW, "periodic",
           "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first",
-          conserved=("density",), positive=("density", "pressure"), vectors=(("Vx", "Vy"),),
+          conserved=("density",), positive=("density", "pressure"),
           mirrors=(("x", ("Vx",)), ("y", ("Vy",)))),
     _task("ns2d", "incompressible Navier-Stokes with a body force, viscosity nu", "last", "y x",
-          "Vx Vy", {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last",
-          vectors=(("Vy", "Vx"),), solenoidal=True),
+          "Vx Vy", {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last"),
     _task("cns3d", _CNS, "flat", "x y z", "density pressure Vx Vy Vz", _FLOW, "periodic",
           "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
           conserved=("density",), positive=("density", "pressure"),
-          vectors=(("Vx", "Vy", "Vz"),),
           mirrors=(("x", ("Vx",)), ("y", ("Vy",)), ("z", ("Vz",)))),
 ])
 

@@ -39,7 +39,7 @@ def open_well(path):
 
 
 def _open(path, split):
-    channels, inputs, params, vectors = {}, {}, {}, []
+    channels, inputs, params = {}, {}, {}
     with opened(path) as f:
         space = _names(f["dimensions"], "spatial_dims")
         points = {axis: np.atleast_2d(f[f"dimensions/{axis}"][()])[0] for axis in space}
@@ -50,7 +50,6 @@ def _open(path, split):
                 item = f[f"t{rank}_fields/{name}"]
                 named = [f"{name}_{''.join(axes)}" if axes else name
                          for axes in itertools.product(space, repeat=rank)]
-                vectors += [tuple(named)] if rank == 1 else []
                 place = channels if item.attrs["time_varying"] else inputs
                 place |= zip(named, _components(item, rank, space), strict=True)
         for name in _names(f["scalars"], "field_names") if "scalars" in f else ():
@@ -61,7 +60,7 @@ def _open(path, split):
                 params[name] = item[()]
         for name in _names(f, "simulation_parameters"):
             params.setdefault(name, f.attrs[name])
-        facts = {"name": "_".join(str(f.attrs["dataset_name"]).split()), "vectors": tuple(vectors),
+        facts = {"name": "_".join(str(f.attrs["dataset_name"]).split()),
                  "boundary": tuple(_boundary(f, axis) for axis in space)}
         return found(path, sizes | {"sample": int(f.attrs["n_trajectories"])}, channels, inputs,
                      points, params, facts, split=split)

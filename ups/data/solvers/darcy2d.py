@@ -71,12 +71,6 @@ def operator(face, u):
     return -(rows + (face[1] * p[:, 1:-1].diff(dim=2)).diff(dim=2))
 
 
-def residual(a, u, beta=PARAMS["beta"]):
-    """rms of div(a grad u) + beta, relative to |beta|, for a, u (B, 1, n, n): (B,) float64."""
-    a, u = a[:, 0].double(), u[:, 0].double()
-    return (beta - operator(faces(a), u)).square().mean((-2, -1)).sqrt() / abs(beta)
-
-
 @torch.no_grad()
 def solve(a, beta=PARAMS["beta"], target="steady", generator=None):
     """Give u (B, 1, n, n) for a (B, 1, n, n); a slice without a generator starts from u = 0."""
