@@ -198,11 +198,9 @@ def contradictions(fields):
 def proposals(fields):
     """Yield what the data support and nobody said: questions for who knows the equation."""
     facts, look, seen = fields.facts, fields.look, fields.look.seen
-    for name, moved, low in zip(facts.channels, look.seen.drift(), seen.low.min(0), strict=True):
+    for name, moved in zip(facts.channels, seen.drift(), strict=True):
         if name not in facts.conserved and moved < 1e-5 and not facts.steady:
             yield f"the mean of {name} is constant to {moved:.1g}: add conserved = {name}?"
-        if name not in facts.positive and low >= 0:
-            yield f"{name} is never below {low:.3g}: add positive = {name}?"
     if len(look.rows) < 4 * LEAST or facts.inputs:
         return
     signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
