@@ -36,7 +36,7 @@ class Config(RunConfig):
     batch_size: int = 16        # rows of a step, over all processes together
     draws: int = 4              # members of a row; 1: a control, with neither noise nor spread
     anchor: float = 0.3         # weight of the error without noise beside the CRPS
-    lr: float = 2e-3            # peak learning rate; a linear warm-up, then linear to zero
+    lr: float = 5e-4            # peak learning rate; a linear warm-up, then linear to zero
     weight_decay: float = 1e-5  # decoupled: weights shrink by lr * this in a step; 0 to 1
     warmup: int = 100           # steps over which the learning rate rises from zero
     grad_clip: float = 1.0      # largest norm of the gradient; a longer one is scaled down

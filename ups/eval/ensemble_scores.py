@@ -19,7 +19,7 @@ from ups.stages import load_generator
 from ups.train.step import exact_inference
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of perturbed inputs, in deviations of a field
-STRENGTHS = (1.0, 0.7, 0.5, 0.35)  # of a step's noise: less where all steps err alike
+STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.2)  # of a step's noise: less where all steps err alike
 VAL, MEMBERS = 16, 4  # trajectories and members that choose: cheap, and fair for any number
 TEST = 16  # trajectories of a stage's own table; evaluate.py takes all
 SCORES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "spread_skill", "coverage_50",
