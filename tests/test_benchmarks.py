@@ -175,7 +175,7 @@ def test_results_are_stored_by_configuration_and_never_trained_twice(small, capf
     assert (out / "advection1d_0.3s_test_seed3.png").stat().st_size > 10_000
 
     before = [path.stat().st_mtime_ns for path in found]
-    same = f"{models[0]} --size s --model.modes 8"  # the defaults, said
+    same = f"{models[0]} --size s --model.kernel 0"  # the defaults, said
     monkeypatch.setattr(accuracy.subprocess, "run", in_this_process)
     assert not accuracy.main([*argv, "--models", *models, same])
     assert [path.stat().st_mtime_ns for path in found] == before
