@@ -106,7 +106,7 @@ def main(argv=None):
         raise UsageError("this benchmark needs a CUDA device.")
     with tempfile.TemporaryDirectory() as name:
         root, start, steps = Path(name), now(), cfg.steps
-        make(cfg.task, cfg.preset, root / "data")
+        make(cfg.task, out=root / "data", preset=cfg.preset)
         most = steps + steps // 3
         single = {"augment": False, "noise": 0.0}
         bare_words = flags(cfg, root, "bare", most, **single)

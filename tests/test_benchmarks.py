@@ -156,7 +156,8 @@ def in_this_process(words, **options):
     if words[1] == "-c":
         accuracy.work(words[-1])
     else:
-        make(words[4], words[words.index("--preset") + 1], words[words.index("--out") + 1], seed=3)
+        preset, out = (words[words.index(flag) + 1] for flag in ("--preset", "--out"))
+        make(words[4], out=out, preset=preset, seed=3)
     return accuracy.subprocess.CompletedProcess(words, 0)
 
 
