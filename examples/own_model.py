@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 
 from ups.config import command, parse
 from ups.eval.finish import test_operator, validate
@@ -30,15 +29,15 @@ class ConvNetConfig:
     channels: int = 64          # of the hidden layers
 
 
-class ConvNet(nn.Module):
+class ConvNet(torch.nn.Module):
     def __init__(self, config, tasks):
         super().__init__()
         self.tokens, width, c = tasks[0].tokens, tasks[0].width, config.channels  # of one data set
         kernel = [min(5, n - 1 + n % 2) for n in self.tokens]
-        conv = partial(nn.Conv3d, kernel_size=kernel, padding="same", padding_mode="circular")
-        self.net = nn.Sequential(conv(tasks[0].history * width + 1 + len(tasks[0].params), c),
-                                 nn.GELU(), conv(c, c), nn.GELU(), conv(c, width))
-        nn.init.zeros_(self.net[-1].weight)  # "no change" at the start
+        conv = partial(torch.nn.Conv3d, kernel_size=kernel, padding="same", padding_mode="circular")
+        self.net = torch.nn.Sequential(conv(tasks[0].history * width + 1 + len(tasks[0].params), c),
+                                       torch.nn.GELU(), conv(c, c), torch.nn.GELU(), conv(c, width))
+        torch.nn.init.zeros_(self.net[-1].weight)  # "no change" at the start
 
     def forward(self, z0, dt, cond, task=0, inputs=None):
         z = z0 if z0.ndim == 3 else z0.transpose(1, 2).flatten(2)  # of a history: (B, N, H * D)
