@@ -121,6 +121,9 @@ def main(argv=None):
             return grad_norm
 
         # train
+        if not run.step:                             # without training: what it has to beat
+            scores = validate_ensemble(run, operator.model, generator, data.tasks)
+            ema.keep_best(scores["val/crps_ratio"])
         for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(draw(batch, cfg, ensemble))  # gradients; all ranks agree
