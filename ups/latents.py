@@ -26,7 +26,7 @@ from ups.data.find import open_data
 from ups.memory import require_memory
 from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec
-from ups.models.recipe import told
+from ups.models.recipe import patches, told
 from ups.parent import inherit_codec
 from ups.stages import facts_of, load_codec, own_codec
 from ups.train.checkpoint import export_model
@@ -330,6 +330,11 @@ def _make_codec(folder, cfg, fields, kind, asked, init):
             grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
             print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --codec.patch "
                   f"{patch} does not.")
+        if not patch and any(2 * size < wanted for size, wanted in
+                             zip(sizes, patches(facts.grid), strict=True)):
+            grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
+            print(f"{facts.name}: no larger patch than {fit} divides the grid of {grid} points, so "
+                  "a step is slow and takes much memory; multiples of 4 points are cheaper.")
         codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
                           inputs=lambda: fields.stream(fields.split("train"), inputs=True),
                           facts=facts.plain(), patch=sizes, components=components,

@@ -262,7 +262,14 @@ def _opened(out, shape, u0):
 
 def _tensor(values):
     with warnings.catch_warnings(action="ignore"):  # of a map that is read-only: it is only read
-        return torch.as_tensor(values)
+        values = torch.as_tensor(values.copy() if _flipped(values) else values)
+    if values.is_complex():
+        raise UsageError("fields are complex; give their real and imaginary parts as channels.")
+    return values
+
+
+def _flipped(values):
+    return isinstance(values, np.ndarray) and min(values.strides, default=0) < 0
 
 
 def _shape(name, values, wanted):
@@ -298,11 +305,12 @@ def _inputs(inputs, task, batch, steps):
     if not names:
         return None
     parts, grid = [], _list(facts.grid)
-    for v in (_tensor(inputs[name]) for name in facts.inputs):
-        v = v[:, None] if v.ndim == 1 + len(facts.grid) else v  # (B, T or 1, *grid)
+    for name in facts.inputs:
+        given = _tensor(inputs[name])
+        v = given[:, None] if given.ndim == 1 + len(facts.grid) else given  # (B, T or 1, *grid)
         if v.shape[2:] != facts.grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
-            raise _shape("an input", v, f"each is (batch, {grid}), or at all times (batch, {steps} "
-                         f"or more, {grid})")
+            raise _shape(f"inputs[{name!r}]", given, f"each is (batch, {grid}), or at all times "
+                         f"(batch, {steps} or more, {grid})")
         if not torch.stack(v.detach().aminmax()).isfinite().all():
             raise UsageError("inputs hold NaN or Inf.")
         parts.append(v[:, :steps])
@@ -313,6 +321,9 @@ def _inputs(inputs, task, batch, steps):
 def _condition(given, task, batch):
     """PDE parameters as the operator wants them, (B, P)."""
     names, columns = task.facts.params, []
+    if not isinstance(given, dict):
+        raise UsageError(f"params is a dictionary such as {{{names[0]!r}: 0.1}}." if names else
+                         f"{task.name} has no parameters; leave params out.")
     if wrong := [name for name in given if name not in names]:
         raise UsageError(f"{task.name} has no parameter {wrong[0]}; it has "
                          f"{', '.join(names) or 'none'}.")

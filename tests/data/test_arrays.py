@@ -264,6 +264,17 @@ def test_files_of_another_kind(tmp_path):
         "z (3,) is passed over: it holds no real numbers.")
 
 
+@pytest.mark.parametrize("axes, arrays, sentence", [
+    ("sample x time", {"x": np.arange(X)}, f"x has {T} points by the axes, but {X} coord"),
+    ("sample time x", {"nu": np.ones(N - 1)}, "nu .* fits no axis"),
+    ("sample time x", {"t": -np.arange(T)}, "fall; store them in ascending order"),
+    ("sample time x", {"psi": np.ones((N, T, X), complex)}, "psi .* is complex")])
+def test_what_contradicts_the_axes_is_refused(tmp_path, axes, arrays, sentence):
+    np.savez(tmp_path / "a.npz", u=noise(N, T, X), **arrays)
+    with pytest.raises(UsageError, match=sentence):
+        open_array(tmp_path / "a.npz", axes)
+
+
 @pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf", "zarr"])
 def test_xarray_reads_the_same(tmp_path, engine):
     xarray = pytest.importorskip("xarray")

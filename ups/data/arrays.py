@@ -50,7 +50,7 @@ def open_array(path, axes="", said=None):
         main = _main(path, f, variables, words, facts)
         sizes = dict(zip(main.axes, main.shape, strict=True))
         sizes.pop("channel", None)
-        fields, points, warnings = _sort(f, variables, main, sizes, params)
+        fields, points, warnings = _sort(path, f, variables, main, sizes, params)
         channels, inputs = _channels(path, fields, sizes, facts, warnings)
         if missing := [name for name in facts.get("params", ()) if name not in params]:
             raise UsageError(f"{path}: there is no parameter {missing[0]}; there are "
@@ -73,6 +73,9 @@ def _main(path, f, variables, words, facts):
         if any("MATLAB_class" in getattr(f[one.name], "attrs", ()) for one in variables):
             usual = " ".join(reversed(usual.split()))  # as MATLAB stores them
         cure = f"the axes have no names; say for example --axes {usual!r}, in stored order"
+    if complexes := [one for one in variables if one.kind == "c" and len(one.shape) > 1]:
+        raise UsageError(f"{path}: {complexes[0]} is complex; store real and imaginary parts as "
+                         "two channels.")
     if not named:
         raise Unrecognised(f"{path}: {cure}; found {', '.join(map(str, variables)) or 'nothing'}.")
     main = max(named, key=lambda one: (steady or "time" in one.axes, one.name in wanted,
@@ -85,7 +88,7 @@ def _main(path, f, variables, words, facts):
     return main
 
 
-def _sort(f, variables, main, sizes, params):
+def _sort(path, f, variables, main, sizes, params):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
     for one in variables:
@@ -105,6 +108,9 @@ def _sort(f, variables, main, sizes, params):
         elif one.axes and all(n == sizes.get(axis, n * (axis == "channel"))
                               for n, axis in zip(one.shape, one.axes, strict=True)):
             fields.append(one)
+        elif len(one.shape) == 1 and not one.axes:  # nobody says that it is something else
+            raise UsageError(f"{path}: {one} fits no axis of {main}; give a parameter one value "
+                             "for each sample, or leave the array out of the file.")
         else:
             why = f"its axes are not those of {main}"
         if why:

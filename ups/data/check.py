@@ -92,7 +92,8 @@ def _averages(u):
         slope = np.gradient(w, axis=axis) if w.shape[axis] > 1 else 0 * w
         products = [np.column_stack([np.tensordot(a, b, (every, every)), cube.sum(every)])
                     for a, b, cube in ((w, w, w**3), (w, slope, slope**3),
-                                       (change, slope, w * change * slope))]
+                                       (change, slope, w * change * slope),
+                                       (change, w, w * w * change))]
         out += [np.stack([x.mean(rest) for x in (u, v * v, change * change)]),
                 np.stack(products) / w[:, 0].size]
     return out
@@ -117,9 +118,10 @@ def mirror_doubt(seen, axis, odd):
     """
     a, turn = axis or 0, 1 if axis is None else -1
     sign = np.array([-1.0 if name in odd else 1.0 for name in seen.names])
-    p, turned = seen.scaled(a), np.array([1, turn, turn])[:, None, None]
+    p, turned = seen.scaled(a), np.array([1, turn, turn, 1])[:, None, None]
     change = p - np.stack([sign, sign**2, sign**2])[..., None] * p[..., ::turn]
     modes = np.fft.rfft(change, norm="forward")[..., :MODES // 4]  # (n, 3, C, K)
+    modes = np.concatenate([modes, 0 * modes[:, :1]], 1)  # products have a fourth row
     turns = np.column_stack([np.outer(sign, sign), sign]) * turned < 0  # (3, C, C + 1)
     unit = np.column_stack([np.outer(seen.size, seen.size), seen.size**3])
     x = np.concatenate([modes.real, modes.imag, seen.products[a] / unit * turns], -1)

@@ -104,6 +104,10 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
         n, shape = sizes[axis], x.shape[-1:] if axis == "time" else x.shape
         if x.dtype.kind in "fiu" and shape in ((n,), (n + (axis == "time"),)):
             coordinates[axis] = x[..., :n]
+        elif other := [name for name, m in sizes.items() if x.shape == (m,)]:
+            raise UsageError(f"{path}: {axis} has {n} points by the axes, but {len(x)} "
+                             f"coordinates, as many as {other[0]}; say the axes in the order of "
+                             "storage.")
         else:
             warnings.append(f"coordinates {axis} {x.shape} are passed over: it has {n} points.")
     times = coordinates.get("time")
@@ -149,6 +153,8 @@ def even_times(t, where):
     t = np.atleast_2d(t).astype(np.float64)
     steps = np.diff(t) if t.shape[1] > 1 else np.ones((1, 1))
     dt = (t[0, -1] - t[0, 0]).item() / max(1, t.shape[1] - 1) or 1.0
+    if (steps < 0).all():
+        raise UsageError(f"{where}: the times of the frames fall; store them in ascending order.")
     if not (steps > 0).all() or abs(steps - dt).max() > 1e-3 * dt + 4e-7 * abs(t).max():
         raise UsageError(f"{where}: the times of the frames are uneven, with steps from "
                          f"{steps.min():g} to {steps.max():g}; interpolate to even frames.")

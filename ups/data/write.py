@@ -56,6 +56,9 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     for axis, n, (low, high) in zip(space, grid, facts.get("domain", [(0, 1)] * len(grid)),
                                     strict=True):
         points.setdefault(axis, low + (np.arange(n) + 0.5) * (high - low) / n)
+        if np.size(points[axis]) != n:
+            raise UsageError(f"{path}: {axis} has {np.size(points[axis])} coordinates for {n} "
+                             "points; leave out a last one that repeats the first.")
     with new_file(path, open_array) as f:
         f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
         f.update(points)
@@ -113,6 +116,9 @@ def _by_name(row, facts, path):
     if isinstance(row, dict):
         return {name: np.asarray(value) for name, value in row.items()}
     row, channels = np.asarray(row), facts.get("channels", ())
+    if row.dtype.kind == "c":
+        raise UsageError(f"{path}: the fields are complex; give their real and imaginary parts as "
+                         "two channels.")
     space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
                  1 if row.ndim == 2 else None)
     if space is None and channels:  # one of one channel may have an axis for it
@@ -124,8 +130,8 @@ def _by_name(row, facts, path):
         row, channels = row[:, None], channels or ("u",)
     channels = channels or tuple(f"u{c}" for c in range(row.shape[1]))
     if len(channels) != row.shape[1]:
-        raise UsageError(f"{path}: a trajectory has {row.shape[1]} channels, not "
-                         f"{' '.join(channels)!r}.")
+        raise UsageError(f"{path}: a trajectory of shape {row.shape}, (times, channels, space ..), "
+                         f"has {row.shape[1]} channels, not {' '.join(channels)!r}.")
     return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | {
         name: np.asarray(value) for name, value in more.items()}
 
