@@ -59,6 +59,8 @@ class Simulator:
         if not run.is_dir():
             raise UsageError(f"{run}: there is no such folder; give a run, such as runs/burgers1d, "
                              "or what `python -m ups.simulator` wrote.")
+        if (run / "exit.json").exists():
+            raise UsageError(f"{run} is one stage of a run; give {run.parent}.")
         self.run, self.operator = run, load_operator(run, model)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.operator.model.to(self.device)
@@ -244,6 +246,8 @@ def _plan(plans, leads, accuracy, stride):
 def _opened(out, shape, u0):
     """What takes the result row by row; a file is whole, or not there."""
     if isinstance(out, str | Path):
+        if Path(out).suffix not in (".h5", ".hdf5"):
+            raise UsageError(f"out={str(out)!r} is written as HDF5; give it the ending .h5.")
         partial = Path(f"{out}.partial")
         try:
             with h5py.File(partial, "w") as file:
