@@ -47,7 +47,6 @@ from ups.train.step import Backward  # noqa: E402
 DEADLINE = 350  # seconds for everything
 OOM_STEP = 4    # the step before which rank 1 takes the memory
 GIB = 2**30
-precision.BACKWARD = "highest"  # TF32 rounds other numbers of rows differently: 1e-5 after 8 steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +308,7 @@ def main():
     parser.add_argument("--out", type=Path, help="where logs and results go; a temporary folder")
     parser.add_argument("--strategy", choices=CONFIGS, help=argparse.SUPPRESS)  # of a rank
     args = parser.parse_args()
+    precision.BACKWARD = "highest"  # TF32 rounds other numbers of rows differently: 1e-5 in 8 steps
     if args.strategy:
         return work(args.strategy, JOBS[args.strategy], args.out, args.cpu)
     if not args.cpu and not torch.cuda.is_available():
