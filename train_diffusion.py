@@ -6,8 +6,7 @@
 
 Follows train_operator.py in the same --run: it learns what the operator's step misses, on the
 states of the data, in white coordinates (ups/models/generators.py). The same command again resumes.
-Writes runs/NAME/diffusion/: metrics.jsonl, checkpoints/, model/, choices.json, test.json and
-ensemble.png.
+Writes runs/NAME/diffusion/: metrics.jsonl, checkpoints/, model/, choices, test.json, ensemble.png.
 """
 
 import copy
