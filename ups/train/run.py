@@ -278,7 +278,9 @@ class Run:
         """Write a checkpoint; a full disk is reported and training goes on. Every rank calls."""
         self.backward.settle()
         self._check_finite(float(self.backward.mean))
-        tensors = checkpoint.gather_state(self.accelerator, **self.parts)
+        alone = contextlib.nullcontext()
+        with self.agree.watched(self.end_at_once) if self.backward.sharded else alone:
+            tensors = checkpoint.gather_state(self.accelerator, **self.parts)
         if on_main(self.accelerator, self._write, tensors):
             self.last_saved = self.step
 
