@@ -112,6 +112,8 @@ def test_frames_of_any_plan_are_those_of_its_steps_one_by_one(sim, start):
             alone = sim.rollout(u, times=[0.25 * lead], stride=stride, **ask)
             assert torch.allclose(alone[:, 0], expected, atol=1e-5)
     assert (whole - sim.rollout(u, 8, stride=1, **ask)).abs().max() > 1e-4
+    coarse = sim.rollout(u, 2, dt=1.0, **ask)  # frames of that distance, a step each
+    assert torch.allclose(coarse, whole[:, 3::4], atol=1e-5)
 
 
 def test_the_cheapest_plan_that_is_accurate_enough_is_taken(copy, start):
@@ -160,8 +162,10 @@ def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start
     sim.rollout(start, 1, {"nu": 0.5}, task="burgers1d")
     sim.rollout(10 * high * start, 1, {"nu": 0.1}, task="burgers1d")
     told = [(str(one.message), one.filename) for one in recwarn]
-    assert told[0] == ("nu was 0.01 to 0.1 in training; what is outside is a guess.", __file__)
-    assert f"in training it was {low:.3g} to {high:.3g}" in told[1][0] and told[1][1] == __file__
+    rest = "; training saw {:.3g} to {:.3g}, and what is outside is a guess."
+    assert told[0] == ("nu is 0.5 to 0.5" + rest.format(0.01, 0.1), __file__)
+    assert told[1][0].startswith("u of u0 is -") and told[1][0].endswith(rest.format(low, high))
+    assert told[1][1] == __file__
 
 
 def test_a_history_tells_what_one_frame_does_not(tmp_path, capsys):
@@ -213,8 +217,8 @@ def test_inputs_are_those_of_the_time_of_each_step(pushed):
     constant = sim.rollout(u0, 3, k, {"force": v[:1, 0]})  # one for all rows and times
     assert np.array_equal(constant, sim.rollout(u0, 3, k, {"force": v[:1, :1] + 0 * v}))
     assert "inputs force" in str(sim)
-    for inputs, words in [(None, "inputs are none; driven takes force, by name"),
-                          ({"wind": v}, "inputs are wind; driven takes force"),
+    for inputs, words in [(None, "inputs are none; driven takes a dictionary of force"),
+                          ({"wind": v}, "inputs are wind; driven takes a dictionary of force"),
                           ({"force": v[:, :2]}, r"the shape \(2, 2, 16\); .*4 or more, 16"),
                           ({"force": v[:, 0, :8]}, "the shape"), ({"force": v[[0, 0, 0]]}, "shape"),
                           ({"force": v * np.nan}, "NaN")]:
@@ -312,8 +316,10 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(u0=np.zeros((3, 32))), r"shape \(3, 32\); burgers1d here takes \(batch, 1, 32\)"),
     (dict(u0=np.zeros((0, 1, 32))), "shape"),
     (dict(u0=np.full((3, 1, 32), np.nan)), "NaN"),
-    (dict(params={}), "params lacks nu; the data had 0.01 to 0.1"),
-    (dict(params={"nu": 1, "eta": 1}), "no parameter eta; it has nu"),
+    (dict(params={}), "params are none; burgers1d takes a dictionary of nu"),
+    (dict(params=0.1), "params are of <class 'float'>; burgers1d takes a dictionary of nu"),
+    (dict(params={"nu": 1, "eta": 1}), "params are nu, eta; burgers1d takes a dictionary of nu"),
+    (dict(params={"nu": 0}), "must be positive"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(inputs={"wind": np.zeros((3, 32))}), "inputs are wind; burgers1d takes none"),
     (dict(steps=0), "steps=0: it is a whole number, 1 or more"),
@@ -327,9 +333,12 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(grad=True, members=2), "grad=True keeps every step in memory"),
     (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
     (dict(members="3"), "members='3'"),
-    (dict(seed=None), "seed=None"),
+    (dict(dt=0.05), "dt=0.05: this run has learned steps of 0.25, 0.5, 1; .* by times=, multiples "
+                    r"of 0.25, .* stride=1\|2\|4"),
+    (dict(dt=0.75), "dt=0.75: this run has learned steps of 0.25, 0.5, 1;"),
+    (dict(dt=0.5, stride=1), "give one of dt=, accuracy= and stride="),
     (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
-    (dict(stride=2, accuracy=0.1), "give accuracy= or stride=, not both"),
+    (dict(stride=2, accuracy=0.1), "give one of dt=, accuracy= and stride="),
     (dict(accuracy=1e-9), "accuracy=1e-09: no way to these frames is so accurate; the best has"),
     (dict(members=0), "1 or more"),
 ])

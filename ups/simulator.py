@@ -78,8 +78,9 @@ class Simulator:
             self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]))
         return self
 
-    def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, accuracy=None,
-                stride=None, task=None, members=None, seed=0, grad=False, batch=None, out=None):
+    def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, dt=None,
+                accuracy=None, stride=None, task=None, members=None, seed=0, grad=False, batch=None,
+                out=None):
         """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
         u0 of an operator with a history of H > 1 frames is (B, H, C, *grid), the last of them now.
 
@@ -87,6 +88,7 @@ class Simulator:
         inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
                  the beginning of each step of the data
         times    after u0, ascending: multiples of the dt of the training data
+        dt       time between two of the frames, one step: one of those of training
         accuracy the nRMSE, mean of these frames, that the cheapest way there may have; without it
                  the most accurate way is taken, both as measured on the validation split
         stride   the longest step in frames, one of those of training: instead of a choice
@@ -102,22 +104,16 @@ class Simulator:
         if task not in self.tasks:
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
-        asked = {"steps": steps, "members": members, "batch": batch}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        for name, value in (asked | {"seed": seed}).items():
-            least = 0 if name == "seed" else 1
-            if not isinstance(value, numbers.Integral) or value < least:
-                raise UsageError(f"{name}={value!r}: it is a whole number, {least} or more.")
-        leads = _leads(steps, times, task.facts)
-        longest = _plan(task.plans, leads, accuracy, stride)
-        u = _fields(u0, task)
-        rows = u, _condition(params or {}, task, len(u)), _inputs(inputs, task, len(u), leads[-1])
+        for name, value in {"steps": steps, "members": members, "batch": batch}.items():
+            if not (value is None or isinstance(value, numbers.Integral) and value > 0):
+                raise UsageError(f"{name}={value!r}: it is a whole number, 1 or more.")
+        leads, longest = _plan(task, steps, times, dt, accuracy, stride)
+        u, _, _ = rows = _rows(task, leads[-1], u0, params, inputs)
         if grad:
             if (members, batch, out) != (None, None, None):
                 raise UsageError("grad=True keeps every step in memory: leave members, batch and "
                                  "out out.")
-            here = self._here(rows)
-            return self._predict(index, leads, longest, "float32", *here).to(u.device)
+            return self._predict(index, leads, longest, "float32", *self._here(rows)).to(u.device)
         tokens = math.prod(task.codec.tokens) * (members or 1)
         size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
         shape = (len(u), *([members] if members else []), len(leads), len(task.facts.channels),
@@ -191,46 +187,48 @@ class Simulator:
     def __repr__(self):
         lines = [f"Simulator of {self.run} on {self.device}"]
         for name, task in self.tasks.items():
-            spec, best = task.facts, preferred(self.run, name)
-            words = [f"channels {', '.join(spec.channels)}",
-                     *([f"inputs {', '.join(spec.inputs)}"] if spec.inputs else [])]
-            for axis, n, (a, b), kind in zip(spec.axes, spec.grid, spec.domain, spec.boundary,
-                                             strict=True):
-                words.append(f"{axis} in [{a:g}, {b:g}], {n} points, {kind}")
-            words += [f"dt {spec.dt:g}", *(f"{param} {_list(sorted({scale.low, scale.high}))}"
-                                           for param, scale in zip(spec.params, spec.scales,
-                                                                   strict=True))]
+            facts, best = task.facts, preferred(self.run, name)
+            words = [f"channels {', '.join(facts.channels)}",
+                     *[f"inputs {', '.join(facts.inputs)}"] * bool(facts.inputs),
+                     *(f"{axis} in [{a:g}, {b:g}], {n} points, {kind}" for axis, n, (a, b), kind in
+                       zip(facts.axes, facts.grid, facts.domain, facts.boundary, strict=True)),
+                     f"dt {facts.dt:g}",
+                     *(f"{param} {_list(sorted({scale.low, scale.high}))}" for param, scale in
+                       zip(facts.params, facts.scales, strict=True))]
             best = "the operator from perturbed inputs" if best == "operator" else best
             lines += [f"  {name}: {'; '.join(words)}", f"    members are drawn by: {best}"]
         lines.append(f"  precision of the update: {', '.join(sorted({*self.precisions.values()}))}")
         return "\n".join(lines)
 
 
-def _leads(steps, times, facts):
-    """The steps 1, 2, .. whose frames are asked for."""
+def _plan(task, steps, times, dt, accuracy, stride):
+    """The frames 1, 2, .. that are asked for, and the longest step to them: ups/rollout.py."""
+    plans, unit = task.plans, task.facts.dt
     if (steps is None) == (times is None):
         raise UsageError("give the number of steps, or times=.")
-    if times is None:
-        return tuple(range(1, steps + 1))
-    leads = []
-    for time in times:
-        lead = max(1, round(time / facts.dt))
-        if abs(time / facts.dt - lead) > 0.01:
-            raise UsageError(f"times holds {time:g}, and steps are of {facts.dt:g} from u0 on; the "
-                             f"nearest is {lead * facts.dt:g}.")
-        leads.append(lead)
-    if not leads or leads != sorted(set(leads)):
-        raise UsageError("times are one or more, in ascending order.")
-    return tuple(leads)
-
-
-def _plan(plans, leads, accuracy, stride):
-    """The longest stride to take: ups/rollout.py."""
+    if sum(value is not None for value in (dt, accuracy, stride)) > 1:
+        raise UsageError("give one of dt=, accuracy= and stride=.")
+    if dt is not None:
+        stride = next((n for n in plans if math.isclose(dt, n * unit, rel_tol=1e-4)), None)
+        if stride is None:
+            raise UsageError(
+                f"dt={dt:g}: this run has learned steps of {_list(n * unit for n in plans)}; leave "
+                f"dt out, and ask for frames by times=, multiples of {unit:g}, and for the longest "
+                f"step by stride={'|'.join(map(str, plans))}.")
     if stride not in (None, *plans):
         raise UsageError(f"stride={stride!r}: this run has learned steps of "
                          f"{', '.join(map(str, plans))} frames.")
-    if None not in (accuracy, stride):
-        raise UsageError("give accuracy= or stride=, not both.")
+    if times is None:
+        every = 1 if dt is None else stride
+        leads = [every * step for step in range(1, steps + 1)]
+    else:
+        leads = [max(1, round(time / unit)) for time in times]
+        for time, lead in zip(times, leads, strict=True):
+            if abs(time / unit - lead) > 0.01:
+                raise UsageError(f"times holds {time:g}, and steps are of {unit:g} from u0 on; the "
+                                 f"nearest is {lead * unit:g}.")
+        if not leads or leads != sorted({*leads}):
+            raise UsageError("times are one or more, in ascending order.")
     if accuracy is not None and not all(plans.values()):
         raise UsageError("accuracy= needs the errors of validation, and the run has no "
                          "operator/choices.json with them; leave accuracy out.")
@@ -239,7 +237,7 @@ def _plan(plans, leads, accuracy, stride):
         best = min(plan_error(known, leads) for known in plans.values())
         raise UsageError(f"accuracy={accuracy:g}: no way to these frames is so accurate; the best "
                          f"has {best:.2g} on the validation split.")
-    return longest
+    return tuple(leads), longest
 
 
 @contextlib.contextmanager
@@ -264,89 +262,78 @@ def _opened(out, shape, u0):
         yield out
 
 
+def _rows(task, steps, u0, params, inputs):
+    """What goes in, one row a trajectory: fields u0 (B, C, *grid), the condition (B, P), and the
+    given channels (B, T or 1, E, *grid), T >= steps, or None."""
+    facts, axes = task.facts, len(task.facts.grid)
+    params, inputs = ({} if values is None else values for values in (params, inputs))
+    varied = [name for name, scale in zip(facts.params, facts.scales, strict=True)
+              if scale.low < scale.high]
+    for what, given, needed, known in (("params", params, varied, facts.params),
+                                       ("inputs", inputs, facts.inputs, facts.inputs)):
+        if not (isinstance(given, dict) and {*needed} <= {*given} <= {*known}):
+            told = ", ".join(given) if isinstance(given, dict) else f"of {type(given)}"
+            raise UsageError(f"{what} are {told or 'none'}; {task.name} takes "
+                             f"{'a dictionary of ' * bool(known)}{', '.join(known) or 'none'}.")
+
+    u, wanted = _tensor(u0), _shape_of(task)
+    if u.shape[1:] != wanted or not u.numel():
+        raise _shape("u0", u, f"{task.name} here takes (batch, {_list(wanted)}): "
+                     f"{'frames, ' * (task.history > 1)}channels {', '.join(facts.channels)}, "
+                     f"axes {', '.join(facts.axes)}")
+    for name, part, (low, high) in zip(facts.channels, u.unbind(-1 - axes),
+                                       task.codec.seen.T.tolist(), strict=True):
+        _seen(f"{name} of u0", part, low, high, MARGIN * (high - low))
+
+    columns, fields, batch = [torch.ones(len(u), 0)], [], len(u)
+    for name, scale in zip(facts.params, facts.scales, strict=True):
+        value = torch.as_tensor(params.get(name, scale.low), dtype=torch.float64).cpu()
+        if value.shape not in ((), (batch,)):
+            raise _shape(f"params[{name!r}]", value, f"give a number, or {batch} of them, one per "
+                         "row of u0")
+        if scale.log and (value <= 0).any():
+            raise UsageError(f"params[{name!r}] must be positive.")
+        _seen(name, value, scale.low, scale.high, 1e-6 * max(abs(scale.low), abs(scale.high)))
+        columns.append(value.expand(batch)[:, None])
+
+    for name in facts.inputs:
+        given = _tensor(inputs[name])
+        v = given[:, None] if given.ndim == 1 + axes else given  # (B, T or 1, *grid)
+        if v.shape[2:] != facts.grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
+            grid = _list(facts.grid)
+            raise _shape(f"inputs[{name!r}]", given, f"each is (batch, {grid}), or at all times "
+                         f"(batch, {steps} or more, {grid})")
+        _seen(f"inputs[{name!r}]", v)
+        fields.append(v[:, :steps])
+    fields = torch.stack(torch.broadcast_tensors(*fields), 2) if fields else None
+    return (u, task.condition(torch.cat(columns, 1)),
+            fields if fields is None else fields.expand(batch, *fields.shape[1:]))
+
+
 def _tensor(values):
+    if isinstance(values, np.ndarray) and min(values.strides, default=0) < 0:
+        values = values.copy()
     with warnings.catch_warnings(action="ignore"):  # of a map that is read-only: it is only read
-        values = torch.as_tensor(values.copy() if _flipped(values) else values)
-    if values.is_complex():
-        raise UsageError("fields are complex; give their real and imaginary parts as channels.")
-    return values
+        return torch.as_tensor(values)
 
 
-def _flipped(values):
-    return isinstance(values, np.ndarray) and min(values.strides, default=0) < 0
+def _seen(name, values, low=-math.inf, high=math.inf, margin=0.0):
+    """Refuse what is no number; warn where training saw nothing alike."""
+    least, most = values.detach().amin().item(), values.detach().amax().item()  # copies no map
+    if not math.isfinite(least + most):
+        raise UsageError(f"{name} holds NaN or Inf.")
+    if least < low - margin or most > high + margin:
+        warnings.warn(f"{name} is {least:.3g} to {most:.3g}; training saw {low:.3g} to {high:.3g}, "
+                      "and what is outside is a guess.", stacklevel=4)
 
 
 def _shape(name, values, wanted):
     return UsageError(f"{name} has the shape {tuple(values.shape)}; {wanted}.")
 
 
-def _fields(u0, task):
-    """u0 as a tensor of the right shape, finite; warns where training saw nothing alike."""
-    u, facts, axes = _tensor(u0), task.facts, len(task.facts.grid)
-    wanted = *([task.history] if task.history > 1 else []), len(facts.channels), *facts.grid
-    if u.shape[1:] != wanted or not u.numel():
-        raise _shape("u0", u, f"{task.name} here takes (batch, {_list(wanted)}): "
-                     f"{'frames, ' * (task.history > 1)}channels {', '.join(facts.channels)}, "
-                     f"axes {', '.join(facts.axes)}")
-    rest = [axis for axis in range(u.ndim) if axis != u.ndim - axes - 1]
-    ends = torch.stack([u.detach().amin(rest), u.detach().amax(rest)])  # copies no map
-    if not ends.isfinite().all():
-        raise UsageError("u0 holds NaN or Inf.")
-    for name, a, b, low, high in zip(facts.channels, *ends.tolist(), *task.codec.seen.tolist(),
-                                     strict=True):
-        if a < low - MARGIN * (high - low) or b > high + MARGIN * (high - low):
-            warnings.warn(f"{name} of u0 is {a:.3g} to {b:.3g}; in training it was {low:.3g} to "
-                          f"{high:.3g}. What is so far outside is a guess.", stacklevel=3)
-    return u
-
-
-def _inputs(inputs, task, batch, steps):
-    """The given channels (B, T or 1, E, *grid), T >= steps; None where there are none."""
-    facts, names = task.facts, [*inputs] if isinstance(inputs, dict) else []
-    if {*names} != {*facts.inputs} or inputs is not None and not names:
-        raise UsageError(f"inputs are {', '.join(names) or 'none'}; {task.name} takes "
-                         f"{', '.join(facts.inputs) or 'none'}, by name.")
-    if not names:
-        return None
-    parts, grid = [], _list(facts.grid)
-    for name in facts.inputs:
-        given = _tensor(inputs[name])
-        v = given[:, None] if given.ndim == 1 + len(facts.grid) else given  # (B, T or 1, *grid)
-        if v.shape[2:] != facts.grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
-            raise _shape(f"inputs[{name!r}]", given, f"each is (batch, {grid}), or at all times "
-                         f"(batch, {steps} or more, {grid})")
-        if not torch.stack(v.detach().aminmax()).isfinite().all():
-            raise UsageError("inputs hold NaN or Inf.")
-        parts.append(v[:, :steps])
-    v = torch.stack(torch.broadcast_tensors(*parts), 2)
-    return v.expand(batch, *v.shape[1:])
-
-
-def _condition(given, task, batch):
-    """PDE parameters as the operator wants them, (B, P)."""
-    names, columns = task.facts.params, []
-    if not isinstance(given, dict):
-        raise UsageError(f"params is a dictionary such as {{{names[0]!r}: 0.1}}." if names else
-                         f"{task.name} has no parameters; leave params out.")
-    if wrong := [name for name in given if name not in names]:
-        raise UsageError(f"{task.name} has no parameter {wrong[0]}; it has "
-                         f"{', '.join(names) or 'none'}.")
-    for name, scale in zip(names, task.facts.scales, strict=True):
-        seen = f"{scale.low:g} to {scale.high:g}"
-        if name not in given and scale.low < scale.high:
-            raise UsageError(f"params lacks {name}; the data had {seen}.")
-        value = torch.as_tensor(given.get(name, scale.low), dtype=torch.float64).cpu()
-        if value.shape not in ((), (batch,)):
-            raise _shape(f"params[{name!r}]", value, f"give a number, or {batch} of them, one per "
-                         "row of u0")
-        if not value.isfinite().all() or scale.log and (value <= 0).any():
-            raise UsageError(f"params[{name!r}] holds NaN, Inf, or what has no logarithm.")
-        slack = 1e-6 * max(abs(scale.low), abs(scale.high))
-        if value.min() < scale.low - slack or value.max() > scale.high + slack:
-            warnings.warn(f"{name} was {seen} in training; what is outside is a guess.",
-                          stacklevel=3)
-        columns.append(value.expand(batch))
-    return task.condition(torch.stack(columns, 1) if columns else torch.ones(batch, 0))
+def _shape_of(task):
+    """Of a row of u0."""
+    return (*[task.history] * (task.history > 1), len(task.facts.channels), *task.facts.grid)
 
 
 def _list(values):
@@ -356,8 +343,8 @@ def _list(values):
 def export(run, out, license=None, model=None):
     """Write `out` as a whole or not at all; it may replace an earlier export, nothing else."""
     run, out = Path(run), Path(out).absolute()
-    foreign = out.is_file() or out.exists() and any(out.iterdir())
-    if foreign and read_json(out / "config.json").get("library_name") != "ups":
+    taken = out.is_file() or out.exists() and any(out.iterdir())
+    if taken and read_json(out / "config.json").get("library_name") != "ups":
         raise UsageError(f"{out} was not written by ups.simulator; give a new folder.")
     sim = Simulator.load(run, "cpu", model)  # refuses what does not belong together
     marks = {f"codec/{task.name}": task.fingerprint for task in sim.tasks.values()}
@@ -383,12 +370,10 @@ def export(run, out, license=None, model=None):
 
 def card(sim, name, license=None):
     """The model card: front matter of the hub, use, numbers."""
-    facts, folder = next(iter(sim.tasks.values())).facts, sim.run / "operator"
-    given = "".join([", params={..}" * any(s.low < s.high for s in facts.scales),
-                     ", inputs={..}" * bool(facts.inputs),
-                     f', task="{facts.name}"' * (len(sim.tasks) > 1)])
-    frames = _list([*[sim.operator.history] * (sim.operator.history > 1), len(facts.channels),
-                    *facts.grid])
+    first, folder = next(iter(sim.tasks.values())), sim.run / "operator"
+    given = "".join([", params={..}" * any(s.low < s.high for s in first.facts.scales),
+                     ", inputs={..}" * bool(first.facts.inputs),
+                     f', task="{first.name}"' * (len(sim.tasks) > 1)])
     rows = [f"| {task} | {result['nrmse_rollout']['operator']:.3g} "
             f"| {result['nrmse_rollout']['persistence']:.3g} |"
             for task, result in read_json(folder / "test.json").get("tasks", {}).items()]
@@ -406,7 +391,7 @@ A latent simulator for partial differential equations, trained with UPS.
 from ups import Simulator
 
 sim = Simulator.load("{name}")  # this folder
-u = sim.rollout(u0, 40{given})  # u0 (batch, {frames})
+u = sim.rollout(u0, 40{given})  # u0 (batch, {_list(_shape_of(first))})
 ```
 
 ```
