@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from ups.config import UsageError
-from ups.data import check
+from ups.data import check, write_fields
+from ups.data.arrays import open_array
 from ups.data.check import COPIES, Averages, mirror_doubt, nonlinear, shift_doubt
 from ups.data.facts import Facts
+from ups.data.fields import Fields
 
 X = np.arange(64) / 64
 
@@ -219,6 +221,33 @@ def test_seams():
     u[..., 0] = np.nan
     with pytest.raises(UsageError, match="mine.h5: NaN or Inf in every .* fill them, and add"):
         ratio(u)
+
+
+@pytest.mark.parametrize("shape, repeats", [
+    ("both ends stored", True), ("cell centres", False), ("walls at zero", False),
+    ("ends held at one value", False), ("walls, and another channel that moves", False),
+    ("the same along the axis", False)])
+def test_a_last_point_that_repeats_the_first_is_asked_about(tmp_path, shape, repeats, capsys):
+    x, u = np.linspace(0, 1, 33), waves(12, frames=4)[..., :33]
+    if shape == "both ends stored":
+        u = waves(12, frames=4)[..., [*range(64), 0]]
+    elif shape == "the same along the axis":
+        u = u[..., :1] + 0 * x
+    elif shape != "cell centres":
+        u = (u * np.sin(np.pi * x) + (shape == "ends held at one value")).round(12)
+        if "another" in shape:
+            u = np.concatenate([u, waves(12, 1, frames=4)[..., :33]], 2)
+    path = write_fields(tmp_path / "mine.h5", u, axes="x", dt=0.1)
+    if not repeats:
+        assert Fields([open_array(path)]).facts.boundary
+        return
+    with pytest.raises(UsageError, match="mine.h5: both ends of x are always equal; leave the"):
+        Fields([open_array(path)])
+    with pytest.raises(UsageError, match="Axis x is periodic, and its last point repeats the f"):
+        check.check_said(Fields([open_array(path, said={"boundary": "periodic"})]))
+    check.check_said(Fields([open_array(path, said={"boundary": "closed"})]))
+    write_fields(path, u[..., :-1], axes="x", dt=0.1)
+    assert Fields([open_array(path)]).facts.boundary == ("periodic",)
 
 
 def test_the_eleven_are_known_in_the_data_package_alone():

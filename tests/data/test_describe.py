@@ -153,14 +153,15 @@ def test_validate_goes_on_after_a_file_that_cannot_be_opened(tmp_path, capsys):
     assert main(["validate", str(bad), str(good)]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{bad} cannot be read (")
-    assert second == (f"{good}: NaN or Inf in 2 of 20 samples, first in 2, 6.25 % of its values, "
-                      "not always at the same points: leave those samples out.")
+    assert second == (f"{good}: NaN or Inf in 2 of 20 samples (2, 5), in 6.25 % of the values of "
+                      "the first, not always at the same points: leave those samples out.")
     u[...] = 1.0
     u[..., 4:8] = np.nan
     write_fields(good, u, boundary="closed")
     assert faults(good) == [
-        f"{good}: NaN or Inf in 20 of 20 samples, first in 0, 25 % of its values, always at the "
-        "same points: fill them, and add a channel that marks them to `inputs`."]
+        f"{good}: NaN or Inf in 20 of 20 samples (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..), in 25 % of "
+        "the values of the first, always at the same points: fill them, and add a channel that "
+        "marks them to `inputs`."]
     assert "none.h5: there is no such file" in faults(tmp_path / "none.h5")[0]
 
 

@@ -173,10 +173,11 @@ def contradictions(fields):
             if name in facts.positive and low < -1e-5 * abs(high):
                 yield f"{name} is said to be positive, but falls to {low:.3g}."
     for axis, circle, jump in zip(facts.axes, facts.periodic, seam(fields.files[0]), strict=True):
-        if circle and jump > 1.5 * SEAM:
+        if circle and jump == math.inf:
+            yield f"Axis {axis} is periodic, and its last point repeats the first; leave it out."
+        elif circle and jump > 1.5 * SEAM:
             yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
-                   f"{jump:.2g} times those inside; a last point that repeats the first must be "
-                   "left out.")
+                   f"{jump:.2g} times those inside.")
     place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
     moves = [(f"A shift along {axis}", partial(shift_doubt, axis=place[axis]))
              for axis in facts.shifts or ()]
@@ -228,18 +229,25 @@ def seam(file):
     """For each axis, jumps across its ends over jumps inside, of values and slopes; 1 is usual.
 
     Slopes, because two ends that are held at zero agree in value. Of the later half of at most 32
-    trajectories, the upper quartile: a few have a shock there.
+    trajectories, the upper quartile: a few have a shock there. It is infinite where the last point
+    repeats the first: both ends are always equal, and move.
     """
-    half, kept = file.facts.frames // 2, []
+    half, kept, first, repeats, moved = file.facts.frames // 2, [], None, True, False
     frames = range(half, file.facts.frames, -(-(file.facts.frames - half) // 8))
     for row in range(0, file.samples, -(-file.samples // 32)):
         u = file.read([row], frames)[0].astype(np.float64)
         if np.isfinite(u).all():
-            kept.append([max(_seam(np.moveaxis(u, axis, -1), order) for order in (1, 2))
-                         for axis in range(2, u.ndim)])
+            axes = [np.moveaxis(u, axis, -1) for axis in range(2, u.ndim)]
+            kept.append([max(_seam(x, order) for order in (1, 2)) for x in axes])
+            first, near = first or [x[:1, ..., 0] for x in axes], 1e-5 * abs(u).max()
+            # for each axis: equal ends, ends that move, and a field that varies along it
+            differ, moves, varies = np.array([[abs(x[..., k] - y).max() for k, y in (
+                (-1, x[..., 0]), (0, start), (x.shape[-1] // 2, x[..., 0]))]
+                for x, start in zip(axes, first, strict=True)]).T > near
+            repeats, moved = repeats & ~differ, moved | moves & varies
     if not kept:
         raise UsageError(f"{file.path}: NaN or Inf in every trajectory that was looked at; {NAN}")
-    return np.quantile(kept, 0.75, axis=0).tolist()
+    return np.where(repeats & moved, np.inf, np.quantile(kept, 0.75, axis=0)).tolist()
 
 
 def _seam(u, order):

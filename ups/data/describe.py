@@ -63,8 +63,9 @@ def _described(fields):
     for axis, n, (low, high), kind, jump in zip(facts.axes, facts.grid, facts.domain,
                                                 facts.boundary, seam(files[0]), strict=True):
         yield f"axis {axis}", (
-            f"{n} points in ({low + 0:g}, {high:g}), spacing {(high - low) / n:g}, {kind}: the "
-            f"jump across its ends is {jump:.2f} times those inside")
+            f"{n} points in ({low + 0:g}, {high:g}), spacing {(high - low) / n:g}, {kind}: "
+            + (f"the jump across its ends is {jump:.2f} times those inside" if jump < math.inf
+               else "both ends are always equal"))
     for what, seen in (("channel", look.seen), ("input", look.given)):
         for c, name in enumerate(seen.names if seen else ()):
             mean = seen.mean[..., c]
@@ -113,12 +114,13 @@ def _read_all(file):
                 why = " ".join(str(error.__cause__ or error).split())
                 unread[row] = f"sample {row} cannot be read ({why})."
         if holes := +holes:
-            first, cure = min(holes), "not always at the same points: leave those samples out."
+            some, cure = [*holes][:SHOWN], "not always at the same points: leave those samples out."
             if np.array_equal(always, ever):
                 cure = ("always at the same points: fill them, and add a channel that marks them "
                         "to `inputs`.")
-            share = 400 * holes[first] / (frames * size)
-            faults.append(f"NaN or Inf in {len(holes)} of {file.samples} samples, first in "
-                          f"{first}, {share:.3g} % of its values, {cure}")
+            share, more = 400 * holes[some[0]] / (frames * size), ", .." * (len(holes) > SHOWN)
+            faults.append(f"NaN or Inf in {len(holes)} of {file.samples} samples "
+                          f"({', '.join(map(str, some))}{more}), in {share:.3g} % of the values of "
+                          f"the first, {cure}")
     faults += [*unread.values()][:SHOWN]
     return faults + [f"and {len(unread) - SHOWN} more of this kind."] * (len(unread) > SHOWN)

@@ -83,6 +83,11 @@ class Fields:
         facts = self.facts
         if "" in facts.boundary:
             jumps = seam(self.files[0])
+            for axis, kind, jump in zip(facts.axes, facts.boundary, jumps, strict=True):
+                if not kind and jump == math.inf:
+                    raise UsageError(f"{self.files[0].path}: both ends of {axis} are always equal; "
+                                     "leave the last point out if it repeats the first, or say "
+                                     "boundary in the file or in --facts.")
             boundary = tuple(kind or ("periodic" if jump < SEAM else "closed")
                              for kind, jump in zip(facts.boundary, jumps, strict=True))
             self.facts = facts = replace(facts, boundary=boundary)
