@@ -138,20 +138,20 @@ def record(path):
         setattr(dist, name, wrap(name, getattr(real, "real", real)))
 
 
-def kill_in_save(point):
-    """Die while a checkpoint is written: half written, complete but unnamed, named but unpruned."""
+def kill_in_save(point, number):
+    """Die, or stand still, in a save: half written, complete but unnamed, named but unpruned."""
     real_save, real_flush = checkpoint.save_file, files.flush
 
     def save_file(tensors, path):
         real_save(tensors, path)
         if point == "half":
             os.truncate(path, path.stat().st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     def flush(path):
         real_flush(path)
         if path.name == {"unnamed": f"step_{SAVED}.partial", "unpruned": "checkpoints"}.get(point):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     checkpoint.save_file, files.flush = save_file, flush
 
@@ -170,7 +170,7 @@ def turns(run, fault):
         if fault.due("kill") and "point" not in spec:
             os.kill(os.getpid(), getattr(signal, spec["kill"]))
         if fault.due("kill") and "point" in spec:
-            kill_in_save(spec["point"])
+            kill_in_save(spec["point"], getattr(signal, spec["kill"]))
         if fault.due("sleep"):
             if spec["sleep"] == "light":
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -29,6 +29,17 @@ def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep, strategy):
     assert one_order(tmp_path / "run", cut=True)
 
 
+def test_a_rank_that_stands_still_while_it_saves_is_named(tmp_path):
+    spec = {"name": "run", "kill": "SIGSTOP", "rank": 0, "step": 6, "point": "half"}
+    done = play(tmp_path, [spec], "--timeout", LIMIT, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
+    assert done.code != 0 and done.seconds < 120
+    end = ending(tmp_path / "run")
+    assert (end["status"], end["step"]) == ("failed", 6) and saved(tmp_path / "run") == [3]
+    assert end["reason"] == ("rank 1: rank 0 does not answer after 10 s; run the same command "
+                             "again.")
+    assert f"error: {end['reason'].split(': ', 1)[1]}" in done.err.splitlines()
+
+
 def test_out_of_memory_under_fsdp_fails_at_once_and_a_restart_takes_half(tmp_path):
     spec = {"name": "micro0", "oom": "forward", "rank": 1, "step": 5}
     done = play(tmp_path, [spec], "--timeout", 280, env={"SHARDED": "1"}, config="2gpu_fsdp.yaml")

@@ -32,6 +32,7 @@ from ups.files import lock
 from ups.memory import kernel_kills
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+LEAST, OVER = 10, b"over"  # seconds of silence that always are borne; the word of who has ended
 MEMORY = "the kernel killed it because the machine ran out of memory"
 
 
@@ -147,6 +148,7 @@ class Agreement:
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.patience, self.calls, self.codes = 0.8 * timeout, 0, []
         self.late = accelerator.device.type == "cuda" and self.world > 1
+        self.over = threading.Event()
         places = everyone(accelerator, [*place(), secrets.token_hex(4)])
         self.deaths, self.token = Deaths([where for *where, _ in places]), places[0][-1]
         if self.late:
@@ -208,10 +210,52 @@ class Agreement:
             time.sleep(0 if waited < 2e-3 else 1e-4)  # a GPU is about to be ready
 
     def _silent(self, store, call, seconds):
-        silent = [str(rank) for rank in range(self.world)
-                  if not store.check([f"{self.token} {call} {rank}"])]
-        who = f"rank {', '.join(silent)}" if silent else "the network"
+        return self._told([rank for rank in range(self.world)
+                           if not store.check([f"{self.token} {call} {rank}"])], seconds)
+
+    def _told(self, ranks, seconds):
+        who = f"rank {', '.join(map(str, ranks))}" if ranks else "the network"
         return f"{who} does not answer after {seconds:.0f} s; run the same command again."
+
+    def listen(self, end):
+        """Until `over` is set, say every second that this process lives; `end(sentence)`, in
+        another thread, when one has not for too long: it stands still, or its machine is gone.
+
+        The first process hears all others, those hear the first. Time in which this process stood
+        still itself does not count.
+        """
+        if self.world == 1:
+            return
+        store = dist.distributed_c10d._get_default_store().clone()
+        patience = max(LEAST, self.patience)
+        store.set_timeout(timedelta(seconds=patience))
+        ranks = range(1, self.world) if self.rank == 0 else (0,)
+        own, *keys = (f"{self.token} lives {rank}" for rank in (self.rank, *ranks))
+
+        def beat():
+            heard, last = {}, time.monotonic()
+            while not self.over.wait(1):
+                began = time.monotonic()
+                try:
+                    store.set(own, str(began))
+                    values = store.multi_get(keys)  # waits for those that have not begun
+                except RuntimeError:
+                    if time.monotonic() - began > 0.9 * patience:
+                        end(self._told([0] if self.rank else heard.keys() ^ {*ranks}, patience))
+                    return  # else the store ended with the launcher, which ends us too
+                now, still = time.monotonic(), began - last > LEAST
+                for rank, value in zip(ranks, values, strict=True):
+                    if still or rank not in heard or heard[rank][0] != value:
+                        heard[rank] = value, now
+                silent = [rank for rank, (value, since) in heard.items()
+                          if now - since > patience and value != OVER]
+                if silent:
+                    end(self._told(silent, patience))
+                last = now
+            with contextlib.suppress(RuntimeError):
+                store.set(own, OVER)
+
+        threading.Thread(target=beat, daemon=True).start()
 
     @contextlib.contextmanager
     def watched(self, end):

@@ -108,6 +108,7 @@ class Run:
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.graphs = cfg.compile and self.accelerator.device.type == "cuda" and not sharded
         self.agree = Agreement(self.accelerator, cfg.timeout)
+        self.agree.listen(self.end_at_once)
         self.previous = on_main(self.accelerator, folder.take, self, vars(RunConfig()).keys())
         if cfg.minutes:
             object.__setattr__(cfg, "steps", self.previous.get("steps", cfg.steps))
@@ -266,7 +267,8 @@ class Run:
 
     def end_at_once(self, sentence):
         """The end, from another thread: this process waits in a collective and cannot be asked."""
-        self._end("failed", f"rank {self.accelerator.process_index}: {sentence}", code=1)
+        if self.started:
+            self._end("failed", f"rank {self.accelerator.process_index}: {sentence}", code=1)
         print(f"\nerror: {sentence}", file=sys.stderr, flush=True)  # below the progress bar
         os.kill(os.getpid(), signal.SIGALRM)
 
@@ -351,6 +353,7 @@ class Run:
         try:
             self._finish(error)
         finally:
+            self.agree.over.set()
             self._release_signals()
             if self.lock:
                 self.lock.close()
