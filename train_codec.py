@@ -12,6 +12,7 @@ test.json and codec.png.
 import dataclasses
 import functools
 import math
+from types import SimpleNamespace
 
 import torch
 from accelerate.utils import DistributedType
@@ -20,7 +21,7 @@ from ups.config import UsageError, check, command, parse
 from ups.data.find import names_of
 from ups.eval.finish import codec_error, test_codec
 from ups.files import read_json
-from ups.latents import frames_of, open_latents
+from ups.latents import open_latents
 from ups.models.codec import CodecConfig
 from ups.models.grid_codec import GridCodecConfig, codec_loss, from_patch, measure_weight
 from ups.train import noise
@@ -86,15 +87,16 @@ def main(argv=None):
                              "what FSDP knows; use accelerate_configs/2gpu.yaml.")
 
         # data
-        data = open_latents(run, cfg, "train", folder=run.folder / "start", how=CodecConfig(
-            patch=cfg.patch, components="all"))      # lossless tokens: fields, by memory map
+        lossless = CodecConfig(patch=cfg.patch, components="all")  # tokens: fields, by memory map
+        data = open_latents(run, SimpleNamespace(**vars(cfg) | {
+            "codec": lossless, "run": run.folder / "start"}), "train")
         (task,) = data.tasks
         loader = run.loader(data)
 
         # model
-        if not 1 <= cfg.width <= task.codec.spec.width:
-            raise UsageError(f"--width {cfg.width}: a patch of {task.codec.spec.width} values is "
-                             f"compressed to 1 to {task.codec.spec.width} latent channels.")
+        if not 1 <= cfg.width <= task.codec.width:
+            raise UsageError(f"--width {cfg.width}: a patch of {task.codec.width} values is "
+                             f"compressed to 1 to {task.codec.width} latent channels.")
         model = from_patch(task.codec, cfg.width, cfg.model).to(run.accelerator.device)
         run.compile(model)
         optimizer = AdamW(model.parameters(), cfg.lr, betas=(0.9, 0.99), weight_decay=0.0)
@@ -130,7 +132,7 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             codec = run.accelerator.unwrap_model(model)
-            u = next(frames_of(task.fields, "train"))[:256]
+            u = next(task.fields.stream(task.fields.split("train")))[:256]
             measure_weight(codec, u.to(run.accelerator.device))
             run.export(model, codec.config | {"data": task.fields.digest})
             test_codec(run, codec, task)

@@ -33,6 +33,7 @@ from ups.train.checkpoint import export_model
 from ups.train.ranks import on_main
 from ups.train.step import compile_in_graph
 
+CHANGES = 64  # trajectories on which typical changes are measured
 RESIDENT = 16e9  # bytes of latents that may lie on a GPU; more are memory-mapped
 
 
@@ -58,48 +59,50 @@ class TaskLatents:
     @functools.cached_property
     def spec(self):
         """What an operator must know of the task."""
-        spec, facts = self.codec.spec, self.facts
-        unit = 3 - len(facts.axes)  # leading axes of one token
+        codec, facts, unit = self.codec, self.facts, 3 - len(self.facts.axes)  # leading axes of one
         inhomogeneous = tuple(unit + k for k, axis in enumerate(facts.axes)
                               if facts.periodic[k] and axis not in facts.shifts)
         change, dts = (), ()  # root mean square of a channel's change in a step of each stride
-        if parent := self.codec.config.get("parent"):
-            change, dts = parent["change"], parent.get("dts", ())
+        if parent := codec.config.get("parent"):
+            change, dts = parent["change"], parent["dts"]
         elif self.cache is not None:
-            squares = [torch.stack([square.mean(0) for square in self._changes(stride)]).mean(0)
-                       for stride in self.strides]
-            change = tuple(tuple(square.sqrt().tolist()) for square in squares)
+            change = tuple(tuple(torch.stack([one.mean(0) for one in squares]).mean(0).sqrt()
+                                 .tolist()) for squares in self._changes.values())
             dts = tuple(n * facts.dt for n in self.strides)
-        return TaskSpec(self.name, tuple(spec.tokens), spec.width, (True,) * unit + facts.periodic,
-                        facts.params, inhomogeneous, self._conserved_directions(), change, dts,
-                        tuple(self.codec.weight.tolist()), spec.inputs, self.history, facts.steady)
+        return TaskSpec(self.name, (1,) * unit + codec.tokens, codec.width,
+                        (True,) * unit + facts.periodic, facts.params, inhomogeneous,
+                        self._conserved_directions(), change, dts, tuple(codec.weight.tolist()),
+                        codec.inputs, self.history, facts.steady)
 
     @functools.cached_property
     def typical_change(self):
         """{stride: error of persistence}: norm of the change in a step / norm of the field, mean"""
         weight = self.codec.weight.double().cpu()
-        share = weight / weight.sum()
-        return {stride: (torch.cat([*self._changes(stride)]) @ share).sqrt().mean().item() or 1.0
-                for stride in self.strides}
+        return {stride: (torch.cat(squares) @ (weight / weight.sum())).sqrt().mean().item() or 1.0
+                for stride, squares in self._changes.items()}
 
-    def _changes(self, stride, limit=64):
-        """Mean square over the tokens of every change in a step, (T - stride, D) of each
-        trajectory."""
-        for z in self.cache.z[0][:limit]:  # one at a time: some are large
-            z = z.float()
-            yield (z[stride:] - z[:-stride]).square().mean(1, dtype=torch.float64)
+    @functools.cached_property
+    def _changes(self):
+        """{stride: mean square over the tokens of every change in a step, (T - stride, D) of each
+        trajectory}"""
+        found = {stride: [] for stride in self.strides}
+        for z in self.cache.z[0][:CHANGES]:  # one at a time: some are large
+            for stride, squares in found.items():
+                change = z[stride:].float() - z[:-stride].float()
+                squares.append(change.square().mean(1, dtype=torch.float64))
+        return found
 
     def _conserved_directions(self):
         """The mean over space of a conserved channel, as the mean over tokens of w . z (+ const).
 
         Nothing for a learned codec, whose decoder is not linear.
         """
-        width = self.codec.spec.width
-        if not self.conserved or self.codec.config["kind"] != "patch":
+        codec = self.codec
+        if not self.conserved or codec.config["kind"] != "patch":
             return ()
-        z = torch.eye(width + 1, width, device=self.codec.weight.device)[:, None]  # last: zero
-        z = z.expand(-1, math.prod(self.codec.spec.tokens), -1)
-        means = self.codec.decode(z)[:, self.conserved].flatten(2).mean(2)  # (D + 1, C)
+        z = torch.eye(codec.width + 1, codec.width, device=codec.weight.device)  # last: zero
+        z = z[:, None].expand(-1, math.prod(codec.tokens), -1)
+        means = codec.decode(z)[:, self.conserved].flatten(2).mean(2)  # (D + 1, C)
         return tuple(map(tuple, (means[:-1] - means[-1]).T.tolist()))
 
     @property
@@ -110,12 +113,12 @@ class TaskLatents:
     @property
     def channel_weight(self):
         """What each latent channel counts in the norm of the field: (D,), zero in the padding."""
-        return F.pad(self.codec.weight, (0, self.width - self.codec.spec.width))
+        return F.pad(self.codec.weight, (0, self.width - self.codec.width))
 
     @property
     def noise_scale(self):
         """Standard deviation (D,) in the latents of white noise of deviation 1 on the grid."""
-        return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.spec.width))
+        return F.pad(self.codec.weight.rsqrt(), (0, self.width - self.codec.width))
 
     def noise(self, z0, z1, batch):
         """What the step's random numbers add to z0 (B, N, D), or to all frames of a history
@@ -160,7 +163,7 @@ class TaskLatents:
 
     def decode(self, z):
         """Latents (.., N, D) as fields (.., C, *grid)."""
-        z = z[..., : self.codec.spec.width]
+        z = z[..., : self.codec.width]
         return self.codec.decode(z.flatten(0, -3)).unflatten(0, z.shape[:-2])
 
     def cond(self, indices):
@@ -220,26 +223,22 @@ class Latents:
                 "fields": [task.fields.facts.plain() for task in self.tasks]}
 
 
-def open_latents(run, cfg, split, length=1, strides=(1,), history=1, **codec):
-    """The tasks of `cfg`, and windows of their latents to train on.
-
-    `length`, `strides`, `history` are those of LatentWindows. `codec` may override where a codec is
-    and how it is fitted: `folder`, `how` (a CodecConfig). Every rank calls, and gets any failure.
-    """
+def open_latents(run, cfg, split, length=1, strides=(1,), history=1):
+    """The tasks of `cfg`, and windows of their latents to train on: `length`, `strides`, `history`
+    are those of LatentWindows. Every rank calls, and gets any failure."""
+    strides = tuple(sorted({*strides}))
     if 1 not in strides:
         raise UsageError(f"--strides {' '.join(map(str, strides))}: 1 must be among them; to learn "
                          "from every n-th frame alone, use --stride_t n.")
-    strides = tuple(sorted(set(strides)))
     if history > 1 and strides != (1,):
         raise UsageError(f"--history {history}: frames of one distance are seen, so --strides is "
                          "1.")
-    tasks, device = open_tasks(run.accelerator, cfg, split, **codec), run.accelerator.device
+    tasks, device = open_tasks(run.accelerator, cfg, split), run.accelerator.device
     for task in tasks:
-        task.strides, task.history, frames = strides, history, task.facts.frames
-        for flag, value in (("history", history), ("strides", strides[-1])):
-            if value >= frames:
-                raise UsageError(f"--{flag} {value}: {task.name} has {frames} frames, so it is at "
-                                 f"most {frames - 1}.")
+        task.strides, task.history, last = strides, history, task.facts.frames - 1
+        if max(history, strides[-1]) > last:
+            raise UsageError(f"--strides {strides[-1]}, --history {history}: {task.name} has "
+                             f"{last + 1} frames, so each is at most {last}.")
     windows = LatentWindows([task.cache for task in tasks], length, strides, history)
     if device.type == "cuda" and not cfg.workers:
         size = sum(z.nbytes for task in tasks for z in task.cache.z)
@@ -248,10 +247,14 @@ def open_latents(run, cfg, split, length=1, strides=(1,), history=1, **codec):
     return Latents(tasks, windows)
 
 
-def open_tasks(accelerator, cfg, split=None, **codec):
+def open_tasks(accelerator, cfg, split=None):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
-    sets = on_main(accelerator, open_data, cfg, split == "train")  # no one else makes data
-    tasks = [_open_task(accelerator, cfg, fields, split, **codec) for fields in sets]
+    tasks = []
+    for fields in on_main(accelerator, open_data, cfg, split == "train"):  # no one else makes data
+        codec, mark = _codec(accelerator, cfg, fields)
+        cache = split and build_cache(accelerator, codec, fields, split, root=cfg.cache,
+                                      dtype=cfg.codec.dtype, fingerprint=mark)
+        tasks.append(TaskLatents(fields.facts, codec, mark, fields, cache))
     if split == "train" and accelerator.is_main_process:
         for task in tasks:
             print(f"{task.name}: {uses(task.facts)}\n"
@@ -272,82 +275,71 @@ def load_tasks(run, operator, device):
 
 def _widened(tasks):
     for task in tasks:
-        task.width = max(other.codec.spec.width for other in tasks)
+        task.width = max(other.codec.width for other in tasks)
         task.params = max(len(other.facts.params) for other in tasks)
     return tasks
 
 
-def _open_task(accelerator, cfg, fields, split, folder=None, how=None):
-    facts, how = fields.facts, how or cfg.codec
-    name, field = facts.name, 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
-    on_main(accelerator, require_memory, 5 * field * facts.frames,
-            f"{name}: a trajectory with its roll-out", "keep less with --stride_x or --stride_t")
-    folder = folder or Path(cfg.run) / "codec" / name / "model"
-    asked = {"patch": how.patch, "components": how.components}
-    if how.components == "auto":
-        asked["error"] = how.error
-    init = getattr(cfg, "init", "")
-    on_main(accelerator, _make_codec, folder, cfg, fields, how.kind, asked, init)
+def _codec(accelerator, cfg, fields):
+    """The codec of a data set in the folder of a run, and its fingerprint; made where it is not."""
+    facts, how, init = fields.facts, cfg.codec, getattr(cfg, "init", "")
+    size = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes of a field
+    on_main(accelerator, require_memory, 5 * size * facts.frames,
+            f"{facts.name}: a trajectory with its roll-out",
+            "keep less with --stride_x or --stride_t")
+    folder = Path(cfg.run) / "codec" / facts.name / "model"
+    asked = {"--codec.kind": how.kind, "--init": bool(init)}
+    if how.kind == "patch":
+        asked |= {"--codec.patch": how.patch, "--codec.components": how.components,
+                  "--codec.error": how.error if how.components == "auto" else 0.0}
+    on_main(accelerator, _make_codec, folder, cfg, fields, asked)
     codec, mark = load_codec(folder)
-    if codec.config["kind"] != how.kind:
-        raise UsageError(f"{folder} holds a {codec.config['kind']} codec and --codec.kind is "
-                         f"{how.kind}; change it, or give another --run.")
+    made = codec.config["asked"] | {"--codec.kind": codec.config["kind"],
+                                    "--init": "parent" in codec.config}
     if codec.config["data"] != fields.digest:
         raise UsageError(f"{folder} was made for other data than {fields.files[0].path}; give its "
                          "own file or folder by --data, or another --run.")
-    if how.kind == "patch" and codec.config["asked"] != asked:
-        raise UsageError(f"{folder} was fitted with {codec.config['asked']}, and now {asked} is "
-                         "asked for; use the old values, give another --run, or, where nothing "
-                         "has been trained with it, remove it.")
-    if ("parent" in codec.config) != bool(init):
-        raise UsageError(f"{folder} was made {'without' if init else 'with'} --init; give another "
-                         "--run.")
+    if wrong := [flag for flag in asked if made.get(flag) != asked[flag]]:
+        old, new = (", ".join(f"{flag} {values.get(flag)}" for flag in wrong)
+                    for values in (made, asked))
+        raise UsageError(f"{folder} was made with {old}, and now {new} is asked for; use the old "
+                         "values, give another --run, or, where nothing has been trained with it, "
+                         "remove it.")
     fields.facts = dataclasses.replace(  # the scales of the parameters: a parent's, if it has one
-        fields.facts, scales=from_plain(codec.config["facts"]).scales)
-    codec.to(accelerator.device)
-    cache = split and build_cache(
-        accelerator, codec, fields, split, root=cfg.cache, dtype=how.dtype, fingerprint=mark)
-    return TaskLatents(fields.facts, codec, mark, fields, cache)
+        facts, scales=from_plain(codec.config["facts"]).scales)
+    return codec.to(accelerator.device), mark
 
 
-def _make_codec(folder, cfg, fields, kind, asked, init):
+def _make_codec(folder, cfg, fields, asked):
     """Fit the patch codec, or take over the one of --init; a learned one has a script."""
+    facts, how = fields.facts, cfg.codec
     if (folder / "config.json").exists():
         return
-    if not init and kind != "patch":
+    if how.kind != "patch" and not asked["--init"]:
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
                          f"`accelerate launch train_codec.py --run {cfg.run} --tasks "
-                         f"{fields.facts.name}`, or use --codec.kind patch.")
+                         f"{facts.name}`, or use --codec.kind patch.")
     check_said(fields)
-    if init:
-        inherit_codec(init, folder, fields, functools.partial(frames_of, fields))
+    if asked["--init"]:
+        inherit_codec(cfg.init, folder, fields)
         return
-    facts, patch, components = fields.facts, asked["patch"], asked["components"]
-    components = int(components) if components.isdecimal() else components
+    components = int(how.components) if how.components.isdecimal() else how.components
+    wanted = (how.patch,) * len(facts.grid) if how.patch else patches(facts.grid)
     try:
-        sizes = patch_sizes(facts.grid, patch)
-        if patch and any(size != patch for size in sizes):
-            grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
-            print(f"{facts.name}: tokens of {fit} points fit the grid of {grid}, --codec.patch "
-                  f"{patch} does not.")
-        if not patch and any(2 * size < wanted for size, wanted in
-                             zip(sizes, patches(facts.grid), strict=True)):
-            grid, fit = (" x ".join(map(str, numbers)) for numbers in (facts.grid, sizes))
-            print(f"{facts.name}: no larger patch than {fit} divides the grid of {grid} points, so "
-                  "a step is slow and takes much memory; multiples of 4 points are cheaper.")
-        codec = fit_patch(lambda: frames_of(fields, "train"), lambda: frames_of(fields, "val"),
+        sizes = patch_sizes(facts.grid, wanted)
+        codec = fit_patch(lambda: fields.stream(fields.split("train")),
+                          lambda: fields.stream(fields.split("val")),
                           inputs=lambda: fields.stream(fields.split("train"), inputs=True),
                           facts=facts.plain(), patch=sizes, components=components,
-                          error=asked.get("error", 0.0), offset=0.5 / cfg.stride_x)
+                          error=asked["--codec.error"], offset=0.5 / cfg.stride_x)
     except ValueError as error:
-        raise UsageError(f"{fields.files[0].path}, --codec.patch {patch} --codec.components "
+        raise UsageError(f"{fields.files[0].path}, --codec.patch {how.patch} --codec.components "
                          f"{components}: {error}") from None
+    if sizes != wanted:
+        grid, fit, best = (" x ".join(map(str, one)) for one in (facts.grid, sizes, wanted))
+        print(f"{facts.name}: patches of {fit} points fit the grid of {grid}, those of {best} do "
+              "not; smaller ones cost time and memory, and multiples of 4 points avoid that.")
     for split in ("fit", "test"):  # NaN there must not come to light after the training
-        collections.deque(frames_of(fields, split), maxlen=0)
+        collections.deque(fields.stream(fields.split(split)), maxlen=0)
     export_model(folder, codec.state_dict(),
                  codec.config | {"asked": asked, "data": fields.digest})
-
-
-def frames_of(fields, split):
-    """All frames of a split, (n, C, *grid) at a time, in an order that is always the same."""
-    yield from fields.stream(fields.split(split))

@@ -48,11 +48,11 @@ def adopt(cfg):
         object.__setattr__(cfg, name, known)
 
 
-def inherit_codec(init, folder, fields, frames):
+def inherit_codec(init, folder, fields):
     """Write the parent's codec for the grid and facts of `fields`, and say what it loses of them.
 
-    `frames(split)` yields the fields of a split. What a new operator takes beside weights is
-    written along: the index of the data set among the parent's, and the unit of a step.
+    What a new operator takes beside weights is written along: the index of the data set among the
+    parent's, and the unit of a step.
     """
     config, _ = load_model(Path(init) / "operator" / "model")
     facts, known = fields.facts, [from_plain(about) for about in config["fields"]]
@@ -66,12 +66,13 @@ def inherit_codec(init, folder, fields, frames):
     codec = build_codec(old.config | {"facts": facts.plain(), "offset": 0.5 / fields.stride_x})
     codec.load_state_dict(old.state_dict())
     low, high = codec.seen
-    for u in frames("train"):
+    for u in fields.stream(fields.split("train")):
         least, most = u.movedim(1, 0).flatten(1).aminmax(dim=1)
         low, high = low.minimum(least), high.maximum(most)
     codec.seen.copy_(torch.stack([low, high]))
     with torch.no_grad():
-        errors = [mean_relative_error(codec.decode(codec.encode(u)), u) for u in frames("val")]
+        errors = [mean_relative_error(codec.decode(codec.encode(u)), u)
+                  for u in fields.stream(fields.split("val"))]
     print(f"{facts.name}: the codec of {init} loses {torch.cat(errors).mean():.2e} of it (nRMSE of "
           "the val split).")
     parent = {"run": Path(init).resolve().name, "operator": config["fingerprint"], "task": index,

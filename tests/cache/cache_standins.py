@@ -6,8 +6,6 @@ import time
 import torch
 from factual import facts
 
-from ups.models.codec import CodecSpec
-
 
 class OneRank:
     """What `build_cache` asks of an accelerator, for one process."""
@@ -54,7 +52,7 @@ class MatrixCodec(torch.nn.Module):
 
     def __init__(self, grid=16, channels=1, width=3, task="burgers1d"):
         super().__init__()
-        self.spec = CodecSpec(task, (grid,), (1, 1, grid // 4), tuple("uvw"[:channels]), width)
+        self.tokens, self.width = (grid // 4,), width
         generator = torch.Generator().manual_seed(width)
         basis = torch.linalg.qr(torch.randn(4 * channels, 4 * channels, generator=generator))[0]
         self.register_buffer("basis", basis[:, :width].contiguous())

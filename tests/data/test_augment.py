@@ -113,7 +113,7 @@ def test_thinned_closed_axes_are_not_mirrored(name, whole, thinned):
 
 @pytest.mark.parametrize("kind, same", [("patch", False), ("grid", True)])
 def test_latents_of_a_learned_codec_are_neither_mirrored_nor_added(kind, same):
-    codec = types.SimpleNamespace(config={"kind": kind}, spec=types.SimpleNamespace(width=1),
+    codec = types.SimpleNamespace(config={"kind": kind}, width=1,
                                   decode=lambda z: z.mT, encode=lambda u: u.mT, grid=(16,))
     fields = fields_of("advection1d")
     task = TaskLatents(fields.facts, codec, "", fields, width=1)

@@ -70,7 +70,7 @@ def batch_of(codec, u, sigma=0.02, queries=32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(math.prod(codec.grid), (queries,), generator=generator)
     index = index.expand(len(u), -1)
-    shape = (len(u), math.prod(codec.tokens), codec.spec.width)
+    shape = (len(u), math.prod(codec.tokens), codec.width)
     return {"u": u, "index": index, "noise": sigma * torch.randn(shape, generator=generator).to(u)}
 
 
@@ -98,7 +98,7 @@ def test_starts_as_the_patch_codec(axes, boundary):
     u = smooth(12, 2, grid)
     patch, codec = start(u, 3, size, boundary)
     z = codec.encode(u)
-    assert z.shape == (12, math.prod(codec.tokens), 3) and codec.spec == patch.spec
+    assert z.shape == (12, math.prod(codec.tokens), 3) and codec.width == patch.width == 3
     torch.testing.assert_close(codec.free(z), patch.encode(u))
     torch.testing.assert_close(codec.decode(z), patch.decode(patch.encode(u)))
     torch.testing.assert_close(codec.encode(codec.decode(z)), z)  # a projection
@@ -211,7 +211,7 @@ def test_rebuilds_from_config_and_weights():
     again.load_state_dict(codec.state_dict())
     z = codec.encode(u)
     points = torch.rand(7, 2)
-    assert torch.equal(again.encode(u), z) and again.spec == codec.spec
+    assert torch.equal(again.encode(u), z) and again.tokens == codec.tokens
     assert torch.equal(again.decode_at(z, points), codec.decode_at(z, points))
 
 

@@ -21,7 +21,7 @@ from ups.models.recipe import SIZES, TOKENS, patches, told
     ((512, 512), (4, 4), (4, 4)), ((1024, 1024), (8, 8), (8, 8)), ((128,) * 3, (4,) * 3, (4,) * 3),
     ((256,) * 3, (8,) * 3, (8,) * 3), ((99, 101), (4, 4), (3, 1))])
 def test_patches_follow_from_the_grid(grid, wanted, fitting):
-    assert patches(grid) == wanted and patch_sizes(grid) == fitting
+    assert patches(grid) == wanted and patch_sizes(grid, wanted) == fitting
     assert math.prod(n / p for n, p in zip(grid, wanted, strict=True)) <= TOKENS
 
 
@@ -33,11 +33,12 @@ def test_patches_follow_from_the_grid(grid, wanted, fitting):
      "8 x 8 x 8 tokens of 2 x 2 x 2 points, 3 of 8 components; 8 of 8 waves, kernel 3")])
 def test_what_the_rules_made_is_told_and_is_what_the_model_has(grid, boundary, words):
     about = facts("demo", grid, ("u",), boundary=boundary).plain()
-    codec = PatchCodec({"facts": about, "patch": patch_sizes(grid), "width": 3, "offset": 0.5})
+    sizes, unit = patch_sizes(grid, patches(grid)), 3 - len(grid)
+    codec = PatchCodec({"facts": about, "patch": sizes, "width": 3, "offset": 0.5})
     config = BodyConfig(depth=1)
     assert told(codec, config) == words
-    periodic = (True,) * (3 - len(grid)) + codec.periodic
-    model = LatentOperator(config, [TaskSpec("demo", codec.spec.tokens, 3, periodic)])
+    model = LatentOperator(config, [TaskSpec("demo", (1,) * unit + codec.tokens, 3,
+                                             (True,) * unit + codec.periodic)])
     mixer = model.body.blocks[0].mixer[0]
     axes, kernel = len(grid), int(words[-1])
     assert mixer.modes.shape[:2] == (8, axes)

@@ -80,7 +80,7 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
 def _build(accelerator, codec, fields, indices, folder, identity, key):
     """Write this rank's shards, every one of them whole; the main process adds the manifest."""
     facts = fields.facts
-    shape = (len(indices), facts.frames, math.prod(codec.spec.tokens), codec.spec.width)
+    shape = (len(indices), facts.frames, math.prod(codec.tokens), codec.width)
     dtype = DTYPES[identity["dtype"]]
     count = max(1, SHARD_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
     shards = list(enumerate(indices.split(count)))

@@ -98,20 +98,20 @@ def codec_error(accelerator, codec, task, split):
 @torch.no_grad()
 def test_codec(run, codec, task):
     """Compare with the patch codec of the same width."""
-    spec, fields, device = codec.spec, task.fields, codec.weight.device
-    patch = truncate(task.codec, spec.width).to(device)
-    values = len(spec.channels) * math.prod(spec.grid)
-    result = {"compression": values / (math.prod(spec.tokens) * spec.width),
-              "width": spec.width, "tokens": list(spec.tokens)}
+    facts, fields, device = task.facts, task.fields, codec.weight.device
+    patch = truncate(task.codec, codec.width).to(device)
+    values = len(facts.channels) * math.prod(facts.grid)
+    result = {"compression": values / (math.prod(codec.tokens) * codec.width),
+              "width": codec.width, "tokens": codec.tokens}
     for name, one in (("grid", codec), ("patch", patch)):
         result[f"nrmse_{name}"] = codec_error(run.accelerator, one, task, "test")
     if not run.accelerator.is_main_process:
         return
-    print(text_table(f"{spec.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} "
+    print(text_table(f"{facts.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} "
                      "field values per latent value", ["nRMSE"],
                      {f"{name} codec": [result[f"nrmse_{name}"]] for name in ("grid", "patch")}))
     run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
-                            "tasks": {spec.name: result}})
+                            "tasks": {facts.name: result}})
     u = fields.read(fields.split("test")[:1])[0].to(device)
-    picture(run.folder / "codec.png", draw_codec, fields.facts, u, codec.decode(codec.encode(u)),
+    picture(run.folder / "codec.png", draw_codec, facts, u, codec.decode(codec.encode(u)),
             patch.decode(patch.encode(u)))

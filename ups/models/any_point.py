@@ -58,7 +58,7 @@ class AnyPoint(nn.Module):
         self.place = nn.Linear(code, 3 * dim)
         self.read = nn.Linear(dim, 2 * dim, bias=False)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(),
-                                 zero(nn.Linear(2 * dim, len(codec.spec.channels))))
+                                 zero(nn.Linear(2 * dim, codec.channels)))
         frequency = math.pi / 2 * torch.arange(1, frequencies + 1)
         self.register_buffer("frequency", frequency, persistent=False)
 

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from ups.models.any_point import interpolate
 from ups.models.precision import products
-from ups.models.recipe import patches
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,6 @@ class CodecConfig:
         if self.patch < 0 or not 0 <= self.error <= 1:
             raise ValueError(f"patch {self.patch}, error {self.error:g}: patch is 0 or more, and "
                              "error between 0 and 1.")
-
-
-@dataclass(frozen=True)
-class CodecSpec:
-    name: str
-    grid: tuple[int, ...]
-    tokens: tuple[int, int, int]  # token grid with leading 1s
-    channels: tuple[str, ...]
-    width: int  # D
-    inputs: int = 0  # values of an input token
 
 
 def build_codec(config: dict) -> "Codec":
@@ -76,13 +65,13 @@ class Codec(nn.Module):
         self.periodic = tuple(kind == "periodic" for kind in facts["boundary"])
         self.offset = config["offset"]
         self.tokens = tuple(n // p for n, p in zip(self.grid, self.patch, strict=True))
-        self.spec = CodecSpec(facts["name"], self.grid, (1,) * (3 - len(self.grid)) + self.tokens,
-                              tuple(facts["channels"]), config["width"],
-                              len(facts["inputs"]) * math.prod(self.patch))
-        self.register_buffer("weight", torch.ones(config["width"]))
-        self.register_buffer("seen", torch.zeros(2, len(facts["channels"])))  # least, largest value
-        self.register_buffer("input_mean", torch.zeros(len(facts["inputs"])))
-        self.register_buffer("input_std", torch.ones(len(facts["inputs"])))
+        self.width, self.channels = config["width"], len(facts["channels"])
+        given = len(facts["inputs"])
+        self.inputs = given * math.prod(self.patch)  # values of an input token
+        self.register_buffer("weight", torch.ones(self.width))
+        self.register_buffer("seen", torch.zeros(2, self.channels))  # least, largest value
+        self.register_buffer("input_mean", torch.zeros(given))
+        self.register_buffer("input_std", torch.ones(given))
 
     def encode_inputs(self, v: Tensor) -> Tensor:
         """Given channels (B, E, *grid) as tokens (B, N, E * points of a patch)."""
@@ -115,10 +104,9 @@ class PatchCodec(Codec):
 
     def __init__(self, config: dict):
         super().__init__(config)
-        channels, width = len(self.spec.channels), config["width"]
-        total = channels * math.prod(self.patch)
-        for name, shape in {"mean": [channels], "std": [channels], "center": [total],
-                            "basis": [total, width], "scale": [width]}.items():
+        total = self.channels * math.prod(self.patch)
+        for name, shape in {"mean": self.channels, "std": self.channels, "center": total,
+                            "basis": (total, self.width), "scale": self.width}.items():
             self.register_buffer(name, torch.ones(shape))
 
     def encode(self, u: Tensor) -> Tensor:
@@ -207,8 +195,8 @@ def component_errors(codec: PatchCodec, batches) -> Tensor:
 
     Coefficients a (N, K) beyond k weigh sum_{i,j >= k} (a^T a)_ij (V_c^T V_c)_ij in channel c.
     """
-    channels, total = len(codec.spec.channels), codec.config["width"]
-    overlap = codec.basis.view(channels, -1, total)
+    total = codec.width
+    overlap = codec.basis.view(codec.channels, -1, total)
     overlap = (overlap.mT @ overlap).triu()  # (C, K, K), upper triangle counts twice
     overlap = 2 * overlap - torch.diag_embed(overlap.diagonal(dim1=1, dim2=2))
     errors, count = torch.zeros(total + 1, dtype=torch.float64), 0
@@ -226,15 +214,14 @@ def component_errors(codec: PatchCodec, batches) -> Tensor:
     return errors / count
 
 
-def patch_sizes(grid, patch=0) -> tuple[int, ...]:
-    """The patch size of each axis: the divisor of its points that is nearest to `patch`, or, where
-    that is 0, to what the recipe says."""
+def patch_sizes(grid, wanted) -> tuple[int, ...]:
+    """The patch size of each axis: the divisor of its points that is nearest to what is wanted."""
     sizes = []
-    for n, wanted in zip(grid, [patch] * len(grid) if patch else patches(grid), strict=True):
+    for n, near in zip(grid, wanted, strict=True):
         fits = [k for k in range(1, n + 1) if n % k == 0]
-        size = min(fits, key=lambda k: (max(k / wanted, wanted / k), k))
-        if not size <= 4 * wanted <= 16 * size and size != n:
-            raise ValueError(f"no patch near {wanted} divides an axis of {n} points; patches of "
+        size = min(fits, key=lambda k: (max(k / near, near / k), k))
+        if not size <= 4 * near <= 16 * size and size != n:
+            raise ValueError(f"no patch near {near} divides an axis of {n} points; patches of "
                              f"{', '.join(map(str, fits))} do.")
         sizes.append(size)
     return tuple(sizes)

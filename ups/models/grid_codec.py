@@ -84,7 +84,7 @@ class GridCodec(Codec):
     def __init__(self, config: dict):
         super().__init__(config)
         cfg = GridCodecConfig(**{k: config[k] for k in GridCodecConfig.__dataclass_fields__})
-        width, total = config["width"], len(self.spec.channels) * math.prod(self.patch)
+        width, total = config["width"], self.channels * math.prod(self.patch)
         self.bound, self.first = cfg.bound, min(width, total - 1)  # the first dropped component
         self.full = PatchCodec({**config, "kind": "patch", "width": total})
         self.encoder = Context(total, width, cfg, self.tokens, self.periodic)
@@ -92,7 +92,7 @@ class GridCodec(Codec):
         self.point = AnyPoint(cfg.hidden, cfg.heads, cfg.frequencies, self)
 
     def encode(self, u: Tensor) -> Tensor:
-        width, scale, rest = self.spec.width, self.full.scale, self.full.scale[self.first]
+        width, scale, rest = self.width, self.full.scale, self.full.scale[self.first]
         a = self.full.encode(u) * (scale / scale.maximum(rest))
         y = a[..., :width] + self.encoder(a)[1] * (rest / scale[:width])
         return y / (1 + (y / self.bound).square()).sqrt()

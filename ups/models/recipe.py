@@ -44,12 +44,11 @@ def all_waves(tokens, periodic):
 
 def told(codec, model):
     """What the rules made of one data set, in words: its `codec`, and the body's config."""
-    spec = codec.spec
     sizes, tokens = (" x ".join(map(str, n)) for n in (codec.patch, codec.tokens))
-    total = len(spec.channels) * math.prod(codec.patch)
-    words = f"{tokens} tokens of {sizes} points, {spec.width} of {total} components"
+    total = codec.channels * math.prod(codec.patch)
+    words = f"{tokens} tokens of {sizes} points, {codec.width} of {total} components"
     if getattr(model, "body", "") != "fourier":
         return words
-    most = all_waves(spec.tokens, (True,) * (3 - len(codec.grid)) + codec.periodic)
+    most = all_waves(codec.tokens, codec.periodic)
     return (f"{words}; {min(model.modes, most)} of {most} waves, kernel "
             f"{model.kernel or kernel(len(codec.grid))}")
