@@ -1,33 +1,22 @@
 """Two real processes: shared work, equal bytes, disjoint slices, and one outcome of a failure."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
-from launching import ROOT, environment
+from launching import launch
 
 from ups.cache import store
 from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache
 from ups.cache.windows import LatentWindows
 
-TWO = """compute_environment: LOCAL_MACHINE
-distributed_type: MULTI_GPU
-num_processes: 2
-main_process_port: 0
-"""
-
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    (folder / "two.yaml").write_text(TWO)
-    out = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-                          folder / "two.yaml", Path(__file__).with_name("two_ranks.py"), folder],
-                         env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    out = launch(Path(__file__).with_name("two_ranks.py"), folder)
     assert out.returncode == 0, out.stderr[-3000:]
     seen = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
     assert [one["processes"] for one in seen] == [2, 2]

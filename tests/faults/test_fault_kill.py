@@ -5,17 +5,16 @@ nothing is lost beyond the last checkpoint, all ranks had entered the same colle
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
-import launching
 import pytest
-from watching import SCRIPT, Watched, ending, losses, one_order, play, ranks, saved
+from launching import ROOT, Launch
+from watching import SCRIPT, begin, ending, losses, one_order, play, ranks, saved
 
 STEPS, FLAGS = 30, ("--steps", 30, "--save_every", 3, "--keep", 2)
 
@@ -41,19 +40,19 @@ def die(folder, name, spec):
         (place / f"collectives{rank}.txt").unlink(missing_ok=True)
         (place / "toy" / f"held{rank}").unlink(missing_ok=True)
     refused = None
-    watched = Watched(folder, [{"name": "run", **spec}], *FLAGS)
+    launch = begin(folder, [{"name": "run", **spec}], *FLAGS, fresh=name == "Ctrl-C")
     if "hold" in spec:
         for rank in (0, 1):
-            watched.wait_for(place / "toy" / f"held{rank}")
+            launch.wait_for(place / "toy" / f"held{rank}")
         if name == "Ctrl-C":
-            refused = second_launch(folder)
-            control_c(watched.process.pid, *(int((place / f"pid{r}").read_text()) for r in (1, 0)))
+            refused = Launch([SCRIPT, json.dumps([{"name": "run"}]), "--run", folder, *FLAGS]).end()
+            control_c(launch.pid, *(int((place / f"pid{r}").read_text()) for r in (1, 0)))
         else:
-            os.kill(watched.process.pid, signal.SIGKILL)
-    watched.end()
+            os.kill(launch.pid, signal.SIGKILL)
+    launch.end()
     end = ending(place)
     kept = shutil.copytree(place / "toy", folder / f"after {name}")
-    return {"launch": watched, "end": end, "saved": saved(place), "refused": refused,
+    return {"launch": launch, "end": end, "saved": saved(place), "refused": refused,
             "order": one_order(place, cut=True), "kept": kept}
 
 
@@ -66,38 +65,31 @@ def control_c(*pids):
         time.sleep(0.1)
 
 
-def second_launch(folder):
-    """One process on the folder that the first launch still holds."""
-    command = [sys.executable, str(SCRIPT), '[{"name": "run"}]', "--run", str(folder)]
-    return subprocess.run([*command, *map(str, FLAGS)], env=launching.environment(), timeout=60,
-                          cwd=launching.ROOT, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     seen = {name: die(folder, name, spec) for name, (spec, _) in DEATHS.items()}
     last = play(folder, [{"name": "run"}, {"name": "sound"}], *FLAGS)
-    assert last.code == 0, last.err[-3000:]
+    assert last.returncode == 0, last.stderr[-3000:]
     return folder / "run", seen
 
 
 @pytest.mark.parametrize("name", DEATHS)
 def test_a_death_costs_at_most_what_came_after_the_checkpoint(chain, name):
     one = chain[1][name]
-    assert one["launch"].code != 0, one["launch"].err[-3000:]
+    assert one["launch"].returncode != 0, one["launch"].stderr[-3000:]
     assert one["order"]
     assert one["saved"][0] == DEATHS[name][1]
     if name in STOPPED:
         assert one["end"]["status"] == "stopped" and one["end"]["step"] == one["saved"][0]
         assert one["end"]["reason"] == f"stopped by a signal at step {one['saved'][0]}."
-        ours = re.escape(f'File "{launching.ROOT}/') + r"(?!\.venv/)"
-        assert not re.search(ours, one["launch"].err)  # no traceback of ours
-        assert "monitoredBarrier" not in one["launch"].err
+        ours = re.escape(f'File "{ROOT}/') + r"(?!\.venv/)"
+        assert not re.search(ours, one["launch"].stderr)  # no traceback of ours
+        assert "monitoredBarrier" not in one["launch"].stderr
     elif "kill" in DEATHS[name][0]:
         killed = f"rank {DEATHS[name][0]['rank']} died by signal 9 (SIGKILL)"
         assert one["end"]["status"] == "failed" and one["end"]["reason"] == killed
-        assert f"error: {killed}; run the same command again.\n" in one["launch"].err
+        assert f"error: {killed}; run the same command again.\n" in one["launch"].stderr
 
 
 def test_the_whole_ends_as_if_nothing_had_been(chain):
@@ -121,7 +113,7 @@ def test_a_fault_in_a_loader_is_the_reason_whichever_rank_had_it(chain):
     one = chain[1]["worker"]
     assert one["end"]["reason"].startswith("rank 1: KeyError: Caught KeyError in DataLoader")
     assert "no such window (put in by a test)" in one["end"]["reason"]
-    assert "__getitems__" in one["launch"].err  # the original traceback
+    assert "__getitems__" in one["launch"].stderr  # the original traceback
     assert one["end"]["status"] == "failed" and one["end"]["step"] == 15  # a batch is read ahead
 
 
@@ -136,12 +128,13 @@ def test_a_second_launch_on_the_same_folder_is_refused(chain):
 def test_torchrun_starts_again_after_every_kill(tmp_path, count):
     """Without the variable, and under `accelerate launch --max_restarts`, which has no
     `--standalone`, the ranks of the next attempt find addresses of the last one, and fail."""
-    done = play(tmp_path, [{"name": "run", "restarts": count}], "--steps", count + 6,
-                "--save_every", 1, seconds=300 + 40 * count,
-                env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-                torchrun=("--standalone", "--nproc_per_node", "2", "--max_restarts", str(count)))
-    assert done.code == 0, done.err[-3000:]
-    assert done.out.count("resuming from") == count
+    done = Launch(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
+                   "--max_restarts", count, "--", SCRIPT,
+                   json.dumps([{"name": "run", "restarts": count}]), "--run", tmp_path,
+                   "--steps", count + 6, "--save_every", 1],
+                  env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}).end(300 + 40 * count)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("resuming from") == count
     assert [one["step"] for one in ranks(tmp_path / "run")] == [count + 6] * 2
     assert losses(tmp_path / "run").keys() == set(range(1, count + 7))
     assert ending(tmp_path / "run")["status"] == "done"

@@ -17,12 +17,12 @@ def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep, strategy):
     spec = {"name": "run", "sleep": sleep, "rank": rank, "step": 5}
     env = {"SHARDED": "1"} if strategy else {}
     done = play(tmp_path, [spec], "--timeout", LIMIT, env=env, config=f"2gpu{strategy}.yaml")
-    assert done.code != 0
+    assert done.returncode != 0
     end = ending(tmp_path / "run")
     assert end["status"] == "failed" and end["step"] == 5
     assert end["reason"].startswith(f"rank {1 - rank}: "), end
     assert f"rank {rank}" in end["reason"].lower().replace("ranks", "rank").split(": ", 1)[1]
-    line, = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    line, = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert f"rank {rank}" in line.lower().replace("ranks", "rank")
     assert line.endswith("; run the same command again.")
     assert saved(tmp_path / "run") == [3]
@@ -43,7 +43,7 @@ def test_a_rank_that_stands_still_while_it_saves_is_named(tmp_path):
 def test_out_of_memory_under_fsdp_fails_at_once_and_a_restart_takes_half(tmp_path):
     spec = {"name": "micro0", "oom": "forward", "rank": 1, "step": 5}
     done = play(tmp_path, [spec], "--timeout", 280, env={"SHARDED": "1"}, config="2gpu_fsdp.yaml")
-    assert done.code != 0 and done.seconds < 200, done.err[-3000:]
+    assert done.returncode != 0 and done.seconds < 200, done.stderr[-3000:]
     end = ending(tmp_path / "micro0")
     assert (end["status"], end["step"], end["micro_batch"]) == ("out_of_memory", 5, 6)
     assert end["reason"].startswith("rank 1: torch.OutOfMemoryError: CUDA out of memory")

@@ -32,8 +32,8 @@ SCENARIOS = [
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("step")
-    done = play(folder, SCENARIOS, seconds=400)
-    assert done.code == 0, done.err[-4000:]
+    done = play(folder, SCENARIOS)
+    assert done.returncode == 0, done.stderr[-4000:]
     return folder, done
 
 
@@ -57,7 +57,7 @@ def test_out_of_memory_on_one_rank_splits_and_changes_nothing(played, where, ran
     assert seen[rank]["rows"] == calls and seen[1 - rank]["rows"] == other
     assert same_curve(folder, name)
     assert losses(folder / name, "train/oom_splits") == {k: 1 for k in range(3, 9)}
-    assert f"rank {rank}: out of memory at step 3; going on with 1 rows at a time" in done.err
+    assert f"rank {rank}: out of memory at step 3; going on with 1 rows at a time" in done.stderr
 
 
 def test_it_may_happen_again_and_on_both_ranks(played):
@@ -109,12 +109,12 @@ def test_another_exception_stops_all_with_its_reason(played, name, kind):
     assert end["reason"].startswith("rank 1: ") and end["reason"].endswith(second)
     assert saved(folder / name) == [3]
     if kind == "UsageError":
-        assert done.err.count("error: rank 1: ups.config.UsageError: put in by a test") == 1
+        assert done.stderr.count("error: rank 1: ups.config.UsageError: put in by a test") == 1
 
 
 def test_a_disk_that_is_full_for_a_while(played):
     folder, done = played
-    assert done.err.count("checkpoint at step 3 was not written") == 1  # the main process writes
+    assert done.stderr.count("checkpoint at step 3 was not written") == 1  # the main process writes
     for rank, kept in ((0, [8, 6]), (1, [8, 6])):
         seen = ranks(folder / f"full{rank}")
         assert [one["error"] for one in seen] == [None, None]

@@ -1,16 +1,12 @@
 """Weights & Biases is a copy: one run, the true end, and never in the way of training."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 
-import launching
 import pytest
 import toy
+from launching import ROOT, Launch
 from wandb_file import summary
-from watching import ending, losses, marked, play, ranks
+from watching import ending, losses, play, ranks
 
 from ups.train import tracking
 
@@ -24,7 +20,7 @@ def launched(tmp_path_factory):
     specs = [{"name": "one", "raises": "ValueError", "rank": 1, "step": 5}, {"name": "one"},
              {"name": "two", "kill": "SIGTERM", "rank": 1, "step": 4}]
     done = play(folder, specs, "--wandb", "faults")
-    assert "did not" not in done.err, done.err[-3000:]
+    assert "did not" not in done.stderr, done.stderr[-3000:]
     assert ranks(folder / "one")[0]["error"] is None
     return folder
 
@@ -48,6 +44,7 @@ def test_what_a_run_is_called(launched):
 
 FROZEN = """
 import psutil, sys
+sys.path.append("{train}")
 import toy
 from ups.train import tracking
 
@@ -64,17 +61,11 @@ toy.main(sys.argv[1:])
 
 def test_a_service_that_stands_still_does_not_hold_the_end(tmp_path):
     """W&B's own exit would wait for it for ever."""
-    env = launching.environment() | {"UPS_TEST_MARK": str(tmp_path)}
-    env["PYTHONPATH"] += f":{launching.ROOT}/tests/train"
-    command = [sys.executable, "-c", FROZEN, "--run", tmp_path, "--wandb", "faults"]
-    try:
-        with (tmp_path / "said").open("w") as said:  # a pipe would be held open by the service
-            code = subprocess.run(command, env=env, stderr=said, timeout=90).returncode
-    finally:
-        for pid in marked(str(tmp_path)):
-            os.kill(pid, signal.SIGKILL)
-    assert code == 0 and ending(tmp_path / "micro0")["status"] == "done"
-    assert "W&B did not finish (no answer in 2 s)" in (tmp_path / "said").read_text()
+    (tmp_path / "frozen.py").write_text(FROZEN.format(train=ROOT / "tests" / "train"))
+    done = Launch([tmp_path / "frozen.py", "--run", tmp_path, "--wandb", "faults"], fresh=True)
+    done.end(90, alone=False)  # the service stands still for ever
+    assert done.returncode == 0 and ending(tmp_path / "micro0")["status"] == "done"
+    assert "W&B did not finish (no answer in 2 s)" in done.stderr
 
 
 def in_the_way(monkeypatch, tmp_path, capsys, name, call):

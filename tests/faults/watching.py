@@ -1,75 +1,19 @@
-"""Launch faulty.py on two real processes, with a hard time limit, and see that nothing is left."""
+"""Launch faulty.py on two real processes, and read what they left."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import uuid
 from pathlib import Path
 
-import launching
+from launching import start
 
 SCRIPT = Path(__file__).with_name("faulty.py")
-SECONDS = 300  # then it hangs, however loaded the machine is
 
 
-class Watched:
-    """A launch whose processes can be found by a mark in their environment."""
-
-    def __init__(self, folder, specs, *flags, env=None, torchrun=(), **options):
-        self.folder, self.mark, self.began = Path(folder), uuid.uuid4().hex, time.monotonic()
-        env = {"UPS_TEST_MARK": self.mark} | (env or {})
-        command = [str(SCRIPT), json.dumps(specs), "--run", str(folder), *map(str, flags)]
-        if torchrun:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *torchrun, "--", *command],
-                text=True, cwd=launching.ROOT, env=launching.environment() | env,
-                start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        else:
-            self.process = launching.start(*command, env=env, **options)
-
-    def wait_for(self, path, seconds=SECONDS):
-        """Wait until the processes have written a file; return its text."""
-        end = time.monotonic() + seconds
-        while not (path.exists() and path.read_text()):
-            assert time.monotonic() < end and self.process.poll() is None, f"no {path}"
-            time.sleep(0.02)
-        return path.read_text()
-
-    def end(self, seconds=SECONDS, linger=20):
-        """Wait for the launcher and for every process that it started."""
-        try:
-            self.out, self.err = self.process.communicate(timeout=seconds)
-            self.code = self.process.returncode
-            self.seconds = time.monotonic() - self.began
-            limit = time.monotonic() + linger
-            while (left := marked(self.mark)) and time.monotonic() < limit:
-                time.sleep(0.05)
-            assert not left, f"still there: {left}\n{self.err[-3000:]}"
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end after {seconds} s") from None
-        finally:
-            for pid in marked(self.mark):
-                os.kill(pid, signal.SIGKILL)
-        return self
+def begin(folder, specs, *flags, script=SCRIPT, **options):
+    return start(script, json.dumps(specs), "--run", folder, *flags, **options)
 
 
-def marked(mark):
-    """Processes, zombies apart, that have the mark in their environment."""
-    found, mark = {}, mark.encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes()[:200]
-        except OSError:  # it ended, or is not ours
-            continue
-    return found
-
-
-def play(folder, specs, *flags, seconds=SECONDS, **options):
-    return Watched(folder, specs, *flags, **options).end(seconds)
+def play(folder, specs, *flags, **options):
+    return begin(folder, specs, *flags, **options).end()
 
 
 def ranks(folder):

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "faults"))
 
-from watching import Watched, ending, losses, saved  # noqa: E402
+from watching import begin, ending, losses, saved  # noqa: E402
 
 SEED, STEPS, HITS = 0, 60, 6
 TIMEOUT = int(os.environ.get("SOAK_TIMEOUT", 8))  # more where others load the machine
@@ -71,7 +71,7 @@ def live(folder, life, note):
         hits += 1
     began = time.monotonic()
     last = play(place, {"name": "run"}, shape).end(LIMIT)
-    assert last.code == 0 and ending(place / "run")["status"] == "done", last.err[-5000:]
+    assert last.returncode == 0 and ending(place / "run")["status"] == "done", last.stderr[-5000:]
     sound = reference(folder, shape if steady else (1, False))
     weights, expected = (load_file(one / "toy" / "model" / "model.safetensors")
                          for one in (place / "run", sound))
@@ -94,7 +94,7 @@ def play(place, spec, shape):
     world, sharded = shape
     env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"} | ({"SHARDED": "1"} if sharded else {})
     config = "2gpu_fsdp.yaml" if sharded else "2gpu.yaml" if world > 1 else "1gpu.yaml"
-    return Watched(place, [spec], *FLAGS, env=env, processes=world, config=config)
+    return begin(place, [spec], *FLAGS, env=env, processes=world, config=config, fresh=True)
 
 
 def hit(place, draw, name, shape):
@@ -115,48 +115,49 @@ def hit(place, draw, name, shape):
     before = max(saved(run), default=0)
     for path in run.glob("pid*"):
         path.unlink()
-    launched, since = time.monotonic(), time.time()
-    watched = play(place, spec, shape)
+    began, since = time.monotonic(), time.time()
+    launch = play(place, spec, shape)
     if early and not fault.startswith(("save", "full", "freeze")):  # there torch waits 30 minutes
         time.sleep(10 * instant)
     else:
-        reach(run, watched, newest + step, since)
+        reach(run, launch, newest + step, since)
         time.sleep(instant / 5)
     struck = time.monotonic()
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended already
         if fault.startswith("launcher"):
-            os.kill(watched.process.pid, getattr(signal, fault.split()[1]))
+            os.kill(launch.pid, getattr(signal, fault.split()[1]))
         elif fault in ("rank", "bit"):
             os.kill(pid(run, rank), signal.SIGKILL)
         elif fault == "freeze":
             os.kill(pid(run, rank), signal.SIGSTOP)
             if world == 1:  # nobody waits for it
                 time.sleep(TIMEOUT + 2)
-                os.kill(watched.process.pid, signal.SIGTERM)
+                os.kill(launch.pid, signal.SIGTERM)
                 os.kill(pid(run, rank), signal.SIGCONT)
     with contextlib.suppress(OSError):
         if not (run / f"pid{rank}").exists():  # so early that no rank is there
-            watched.process.terminate()
-    watched.end(LIMIT, linger=60)
+            launch.process.terminate()
+    launch.end(LIMIT, linger=60)
     after, end = max(saved(run), default=0), (ending(run) or {}).get("status")
     assert after >= before, (name, fault, before, after)
-    if fault == "bit" and newest and "resuming" in watched.out:
-        assert f"resuming from {run}/toy/checkpoints/step_{before}" in watched.out
+    if fault == "bit" and newest and "resuming" in launch.stdout:
+        assert f"resuming from {run}/toy/checkpoints/step_{before}" in launch.stdout
     return {"fault": fault, "number": name, "world": world, "fsdp": shape[1], "early": early,
             "rank": rank, "before": before, "after": after, "end": end,
-            "reason": (ending(run) or {}).get("reason"), "resumed": "resuming from" in watched.out,
+            "reason": (ending(run) or {}).get("reason"),
+            "resumed": "resuming from" in launch.stdout,
             "seconds": round(time.monotonic() - struck, 1),
-            "launch": round(time.monotonic() - launched, 1)}
+            "launch": round(time.monotonic() - began, 1)}
 
 
 def pid(run, rank):
     return int((run / f"pid{rank}").read_text())
 
 
-def reach(run, watched, step, since):
+def reach(run, launch, step, since):
     """Wait until this launch has recorded a step, or has ended."""
     limit = time.monotonic() + LIMIT
-    while watched.process.poll() is None and time.monotonic() < limit:
+    while launch.returncode is None and time.monotonic() < limit:
         with contextlib.suppress(OSError, ValueError, IndexError):
             written = (run / "toy" / "metrics.jsonl").stat().st_mtime  # a resume cuts it first
             if written > since and max(losses(run)) >= step and (run / "pid0").exists():
@@ -176,5 +177,5 @@ def reference(folder, shape):
     place = folder / f"sound {shape[0]} {shape[1]}"
     if not place.exists():
         done = play(place, {"name": "run"}, shape).end(LIMIT)
-        assert done.code == 0, done.err[-5000:]
+        assert done.returncode == 0, done.stderr[-5000:]
     return place / "run"

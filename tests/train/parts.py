@@ -54,9 +54,6 @@ def size(body, depth, **more):
 
 PARTS = {
     "minimal": Part(size("plain", 1), tasks=(LINE,)),
-    "conditioning": Part(size("plain", 1)),
-    "fourier": Part(size("fourier", 2)),
-    "windows": Part(size("pdet", 2, window=4)),
     "tasks_fourier": Part(size("fourier", 2), tasks=(LINE, SQUARE, BOX)),
     "tasks_pdet": Part(size("pdet", 3, window=2), tasks=(LINE, SQUARE, BOX)),
     "micro_batch": Part(size("fourier", 1), micro_batch=3),
@@ -66,7 +63,7 @@ PARTS = {
     "bf16_tasks": Part(size("pdet", 3, window=2), tasks=(NAMED, SQUARE),
                        precision="bf16"),
 }
-RESUMED = ("minimal", "tasks_fourier", "tasks_pdet", "bf16")
+RESUMED = ("tasks_fourier", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)

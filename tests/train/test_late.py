@@ -11,8 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
-import watching  # noqa: E402
-from watching import ending, losses, one_order, ranks, saved  # noqa: E402
+from watching import ending, losses, one_order, play, ranks, saved  # noqa: E402
 
 SCENARIOS = [
     {"name": "sound"},
@@ -28,9 +27,7 @@ SCENARIOS = [
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("late")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching, "SCRIPT", Path(__file__).with_name("late.py"))
-        watching.play(folder, SCENARIOS, "--log_every", 3, seconds=120)
+    play(folder, SCENARIOS, "--log_every", 3, script=Path(__file__).with_name("late.py"))
     return folder
 
 

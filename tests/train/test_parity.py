@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import toy
 from launching import launch
 from safetensors.torch import load_file
 
@@ -29,10 +30,11 @@ def gap(a, b):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The same training on 1, 2 and 3 processes, each with several micro-batches."""
-    folders = {}
-    for world, variants in ((1, (0, 3, 6)), (2, (0, 3)), (3, (0, 1))):
-        folders[world] = tmp_path_factory.mktemp(f"world{world}")
-        done = launch(TOY, "--run", folders[world], "--variants", *variants, processes=world)
+    folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in (1, 2, 3)}
+    toy.main(["--run", str(folders[1]), "--variants", "0", "3", "6"])
+    for world, variants, fresh in ((2, (0, 3), True), (3, (0, 1), False)):
+        done = launch(TOY, "--run", folders[world], "--variants", *variants, processes=world,
+                      fresh=fresh)
         assert done.returncode == 0, done.stderr
         recorded = load_file(folders[world] / "micro0" / "rank0.safetensors")["world"]
         assert recorded == world
@@ -68,15 +70,13 @@ def test_all_ranks_end_with_the_same_weights(runs):
 
 def test_no_thread_of_a_process_group_outlives_the_command(runs):
     """One that still holds a tensor when Python ends aborts the process after a good run."""
-    for world in (2, 3):
-        printed = (runs[world] / "stdout").read_text()
-        assert printed.count(" at exit: ") == world
-        assert "gloo" not in printed
+    printed = (runs[2] / "stdout").read_text()
+    assert printed.count(" at exit: ") == 2 and "gloo" not in printed
 
 
 @pytest.mark.parametrize("first, then", [
-    (1, 1), (2, 1), *(pytest.param(*pair, marks=pytest.mark.soak)
-                      for pair in ((2, 2), (1, 2), (2, 3)))])
+    (2, 1), *(pytest.param(*pair, marks=pytest.mark.soak)
+              for pair in ((1, 1), (2, 2), (1, 2), (2, 3)))])
 def test_a_killed_run_resumes(runs, tmp_path, first, then):
     """Killed at step 5, between two checkpoints; the same number of processes: bit for bit."""
     killed = launch(TOY, "--run", tmp_path, processes=first, env={"DIE_AT": "5"})
@@ -99,8 +99,6 @@ def test_a_killed_run_resumes(runs, tmp_path, first, then):
 
 def test_resume_cut_anywhere_is_bit_for_bit(runs, tmp_path):
     """Every cut of an eight-step run: the checkpoint of that step is the only one."""
-    import toy
-
     reference = runs[1] / "micro0"
     for cut in range(1, 8):
         toy.main(["--run", str(tmp_path / f"cut{cut}"), "--save_every", str(cut), "--keep", "9"])
@@ -111,17 +109,6 @@ def test_resume_cut_anywhere_is_bit_for_bit(runs, tmp_path):
         (kept / "exit.json").unlink()
         toy.main(["--run", str(tmp_path / f"cut{cut}")])
         assert gap(weights(reference), weights(kept.parent)) == 0.0
-
-
-def test_sigterm_to_one_rank_stops_all_with_a_checkpoint(runs, tmp_path):
-    stopped = launch(TOY, "--run", tmp_path, env={"TERM_AT": "4"})
-    assert stopped.returncode != 0
-    end = json.loads((tmp_path / "micro0" / "toy" / "exit.json").read_text())
-    assert end["status"] == "stopped" and end["step"] == 5  # agreed in the step after the signal
-    assert (tmp_path / "micro0" / "toy" / "checkpoints" / "step_5").is_dir()
-    done = launch(TOY, "--run", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert gap(weights(runs[2] / "micro0"), weights(tmp_path / "micro0")) == 0.0
 
 
 def test_an_indivisible_batch_is_refused_in_one_sentence(tmp_path):

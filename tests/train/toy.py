@@ -25,7 +25,7 @@ from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
 TOKENS, WIDTH = 16, 3
-DIE_AT, TERM_AT = (int(os.environ.get(name, 0)) for name in ("DIE_AT", "TERM_AT"))
+DIE_AT = int(os.environ.get("DIE_AT", 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,6 @@ def train(run, cfg, wrap=lambda model: model):
         set_lr(optimizer, cfg.lr / run.step)
         optimizer.step()
         ema.update(model)
-        if run.step == TERM_AT and accelerator.process_index == accelerator.num_processes - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
         if run.every(cfg.log_every):
             run.log({"train/loss": value})
         if run.every(3):
