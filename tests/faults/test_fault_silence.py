@@ -32,12 +32,12 @@ def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep, strategy):
 def test_a_rank_that_stands_still_while_it_saves_is_named(tmp_path):
     spec = {"name": "run", "kill": "SIGSTOP", "rank": 0, "step": 6, "point": "half"}
     done = play(tmp_path, [spec], "--timeout", LIMIT, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
-    assert done.code != 0 and done.seconds < 120
+    assert done.returncode != 0 and done.seconds < 120
     end = ending(tmp_path / "run")
     assert (end["status"], end["step"]) == ("failed", 6) and saved(tmp_path / "run") == [3]
     assert end["reason"] == ("rank 1: rank 0 does not answer after 10 s; run the same command "
                              "again.")
-    assert f"error: {end['reason'].split(': ', 1)[1]}" in done.err.splitlines()
+    assert f"error: {end['reason'].split(': ', 1)[1]}" in done.stderr.splitlines()
 
 
 def test_out_of_memory_under_fsdp_fails_at_once_and_a_restart_takes_half(tmp_path):
