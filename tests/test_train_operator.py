@@ -4,26 +4,33 @@ import json
 import shutil
 import statistics
 import types
-from pathlib import Path
+from unittest.mock import patch
 
 import h5py
 import pytest
 import torch
+from accelerate import Accelerator
 from launching import ROOT, launch
 
 import train_operator as script
-from ups.config import UsageError
-from ups.data.find import open_fields
+from ups.config import UsageError, parse
 from ups.data.make import make
-from ups.latents import TaskLatents
+from ups.eval.plots import draw_rollouts
+from ups.latents import TaskLatents, open_tasks
 from ups.models.body import BodyConfig
-from ups.models.latent_operator import LatentOperator, TaskSpec
-from ups.stages import load_codec
+from ups.models.latent_operator import LatentOperator
 from ups.train.step import CudaGraphed, exact_inference
 
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
         "--model.modes", "4", "--val_trajectories", "4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    """Pictures take seconds: one test draws them."""
+    with patch("ups.eval.finish.draw_rollouts") as drawn:
+        yield drawn
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +44,25 @@ def data(tmp_path_factory):
     return folder
 
 
-def flags(tmp_path, data, *more):
-    return ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d", "--cache",
+def flags(tmp_path, data, *more, run="run"):
+    return ["--run", str(tmp_path / run), "--data", str(data), "--tasks", "burgers1d", "--cache",
             str(tmp_path / "cache"), *TINY, *map(str, more)]
 
 
 def losses(folder):
     lines = map(json.loads, (folder / "operator" / "metrics.jsonl").read_text().splitlines())
     return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+def numbers(folder):
+    return json.loads((folder / "operator" / "test.json").read_text())["tasks"]
+
+
+def opened(tmp_path, data, *more):
+    """The only task of these flags: codec and cache, and no training."""
+    cfg = parse(script.Config, flags(tmp_path, data, *more))
+    (task,) = open_tasks(Accelerator(cpu=True), cfg, "train")
+    return task
 
 
 def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, monkeypatch):
@@ -55,14 +73,15 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
         return real(accelerator, cfg, *args, **options)
 
     monkeypatch.setattr(script, "open_latents", small)
+    monkeypatch.setattr("ups.eval.finish.draw_rollouts", draw_rollouts)
     script.main(flags(tmp_path, tmp_path / "data", "--steps", 60))
     shown = capsys.readouterr().out
     assert "step 1" in shown and "step 5" in shown and "step 10" not in shown
     assert "persistence" in shown and "codec floor" in shown and "physical units" in shown
     stage = tmp_path / "run" / "operator"
-    test = json.loads((stage / "test.json").read_text())
-    result = test["tasks"]["burgers1d"]
-    assert "given frames are not counted" in test["definition"]
+    assert "given frames are not counted" in json.loads((stage / "test.json").read_text())[
+        "definition"]
+    result = numbers(tmp_path / "run")["burgers1d"]
     assert result["trajectories"] == 4 and 0 < result["nrmse_rollout"]["codec"] <= 1e-3
     assert result["nrmse_rollout"]["operator"] < result["nrmse_rollout"]["persistence"]
     assert (stage / "rollout.png").stat().st_size > 20_000
@@ -73,28 +92,42 @@ def test_from_nothing_to_a_table_and_the_same_command_again(tmp_path, capsys, mo
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_two_processes_give_the_same_curve(tmp_path, data):
-    alone = [*flags(tmp_path, data), "--tasks", "burgers1d", "advection1d", "--noise", "0.05",
-             "--strides", "2", "1"]
-    script.main(alone)
-    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
-    done = launch(ROOT / "train_operator.py", *two)
+TOGETHER = ["--tasks", "burgers1d", "advection1d", "--noise", "0.05", "--strides", "2", "1",
+            "--steps", "8", "--eval_every", "3"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, data):
+    """A run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    script.main(flags(folder, data, *TOGETHER))
+    return folder
+
+
+@pytest.mark.parametrize("under", ["ddp", "fsdp"])
+def test_two_processes_give_the_same_curve(alone, data, under):
+    """Rank 1 has no trajectory to measure here, and must compute all the same.
+
+    An evaluation without a checkpoint after it must not leave its averaged weights behind.
+    """
+    helpers, two = ROOT / "tests" / "train", flags(alone, data, *TOGETHER, run=under)
+    done = (launch(ROOT / "train_operator.py", *two) if under == "ddp" else
+            launch(helpers / "operator_under_fsdp.py", *two, config="2gpu_fsdp.yaml",
+                   env={"PYTHONPATH": f"{ROOT}:{helpers}"}))
     assert done.returncode == 0, done.stderr
-    one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
-    assert len(one) == len(both) == 12
+    one, both = losses(alone / "run"), losses(alone / under)
+    assert len(one) == len(both) == 8
     assert max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
     assert all(0.3 < loss < 5 for loss in one[:4])  # of two tasks and strides, at the identity
-    a, b = (json.loads((tmp_path / n / "operator" / "test.json").read_text())["tasks"]["burgers1d"]
-            for n in ("run", "two"))
+    a, b = (numbers(alone / name)["burgers1d"] for name in ("run", under))
     assert a["trajectories"] == b["trajectories"] == 8  # four samples of two files
     assert a["nrmse_rollout"]["operator"] == pytest.approx(b["nrmse_rollout"]["operator"], rel=1e-3)
 
 
 def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     tasks = ["burgers1d:nu=0.01,0.1", "advection1d", "darcy2d", "diffreact2d"]
-    script.main([*flags(tmp_path, data), "--tasks", *tasks])
-    stage = tmp_path / "run" / "operator"
-    test = json.loads((stage / "test.json").read_text())["tasks"]
+    script.main(flags(tmp_path, data, "--tasks", *tasks, "--steps", "8"))
+    stage, test = tmp_path / "run" / "operator", numbers(tmp_path / "run")
     assert set(test) == {"burgers1d", "advection1d", "darcy2d", "diffreact2d"}
     assert test["darcy2d"]["leads"] == [1] and test["burgers1d"]["trajectories"] == 8
     assert 0 < test["burgers1d"]["conservation_drift"] < 1
@@ -108,16 +141,12 @@ def test_several_tasks_and_a_family_in_one_run(tmp_path, data):
     assert names == [["nu"], ["beta"], ["beta"], ["Du", "Dv", "k"]]
     assert all((stage / f"rollout_{task}.png").exists() for task in test)
     # at the start the operator is the identity: the loss of every task is that of persistence
-    steps = [line["train/loss"] for line in scores if "train/loss" in line]
-    assert all(0.3 < loss < 5 for loss in steps[:4]), steps[:4]  # early frames change most
+    assert all(0.3 < loss < 5 for loss in losses(tmp_path / "run")[:4])  # early frames change most
 
 
 def test_moved_latents_are_the_latents_of_moved_fields(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "advection1d", "--codec.components", "all",
-                 "--steps", "1"])
-    codec, _ = load_codec(tmp_path / "run" / "codec" / "advection1d" / "model")
-    fields = open_fields("advection1d", data)
-    task = TaskLatents(fields.facts, codec, "", fields, width=6)
+    task = opened(tmp_path, data, "--tasks", "advection1d", "--codec.components", "all")
+    task.width = 6
     u = torch.randn(3, 2, 1, 32)
     z = task.encode(u)
     assert z.shape[-1] == 6 and torch.allclose(task.decode(z), u, atol=1e-5)
@@ -140,8 +169,8 @@ def test_moves_have_random_numbers_of_their_own():
 
 @pytest.mark.parametrize("more, words", [
     (["--tasks", "burgers2d"], "burgers2d"),
-    (["--tasks", "burgers1d:nu=7"], "nu"),
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
+    (["--tasks", "burgers1d:nu=7"], "nu"),
     (["--codec.kind", "grid"], "there is no learned codec yet"),
     (["--model.body", "mamba"], "mamba"),
     (["--codec.components", "99"], "99"),
@@ -151,65 +180,56 @@ def test_moves_have_random_numbers_of_their_own():
     (["--model.modes", "-1"], "--model.modes must be at least 0, not -1"),
     (["--strides", "2"], "--strides 2: 1 must be among them"),
     (["--strides", "1", "9"], "--strides 9, --history 1: burgers1d has 9 frames, so"),
+    (["--history", "2", "--strides", "1", "2"], "frames of one distance are seen"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
-    if "nu=7" in more[1]:
-        more = [*more, "--data", str(data / "1D_Burgers_Sols_Nu0.1.hdf5")]
     with pytest.raises(UsageError) as caught:
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", *more])
+        script.main(flags(tmp_path, data, *more))
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "operator" / "exit.json").exists()
 
 
+def test_fp16_is_refused(tmp_path, data, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")  # as a launcher says it
+    with pytest.raises(UsageError, match="mixed_precision fp16 is not supported"):
+        script.main(flags(tmp_path, data))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("sample", [20, 0])  # of training, of the test split
 def test_nan_in_the_data_is_named(tmp_path, data, sample):
-    shutil.copytree(data, tmp_path / "data")
-    path = next(Path(tmp_path / "data").glob("1D_Burgers*Nu0.01*"))
-    with h5py.File(path, "r+") as file:
+    path = next(data.glob("1D_Burgers*Nu0.01*"))
+    shutil.copy(path, tmp_path)
+    with h5py.File(tmp_path / path.name, "r+") as file:
         file["tensor"][sample, 3, 5] = float("nan")
     with pytest.raises(UsageError, match=f"NaN or Inf in sample {sample}, .*ups.data validate"):
-        script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "burgers1d:nu=0.01"])
+        script.main(flags(tmp_path, tmp_path))
     assert not (tmp_path / "run" / "operator").exists()  # before any training
 
 
-def test_other_data_under_an_old_run_is_refused(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.01", "--steps", "1"])
-    (tmp_path / "run" / "operator" / "exit.json").unlink()
+def test_a_run_is_of_its_data_codec_and_configuration(tmp_path, data):
+    """What was made with others is refused, and the record of the last launch stays."""
+    first = flags(tmp_path, data, "--tasks", "burgers1d:nu=0.01", "--steps", "6")
+    script.main(first)
+    end = tmp_path / "run" / "operator" / "exit.json"
+    end.write_text(end.read_text().replace("done", "stopped"))
+    before = end.read_bytes()
+    with pytest.raises(UsageError, match="another configuration: lr"):
+        script.main([*first, "--lr", "1"])
+    assert end.read_bytes() == before
     shutil.rmtree(tmp_path / "run" / "operator")
     with pytest.raises(UsageError, match="was made for other data"):
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.1", "--steps", "1"])
+        script.main([*first, "--tasks", "burgers1d:nu=0.1"])
+    with pytest.raises(UsageError, match="with --codec.components auto, .* now --codec.components"
+                                         " 3, .*; use the old values, give another --run, or"):
+        script.main([*first, "--codec.components", "3"])
 
 
 def test_a_step_that_diverges_ends_the_run_with_its_number(tmp_path, data):
     with pytest.raises(FloatingPointError, match="at step .*lower --lr"):
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--lr", "1e30",
-                     "--grad_clip", "1e30", "--warmup", "1"])
+        script.main(flags(tmp_path, data, "--lr", "1e30", "--grad_clip", "1e30", "--warmup", "1"))
     end = json.loads((tmp_path / "run" / "operator" / "exit.json").read_text())
     assert end["status"] == "failed" and "the loss is nan" in end["reason"]
-
-
-def test_fp16_is_refused(tmp_path, data):
-    refused = launch(ROOT / "train_operator.py", *flags(tmp_path, data),
-                     launch=["--mixed_precision", "fp16"], processes=1)
-    assert refused.returncode != 0
-    assert "mixed_precision fp16 is not supported" in refused.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_script_under_fsdp2_evaluates_and_ends(tmp_path, data):
-    """Rank 1 has no trajectory to measure here, and must compute all the same.
-
-    An evaluation without a checkpoint after it must not leave its averaged weights behind.
-    """
-    alone = [*flags(tmp_path, data), "--eval_every", "4"]
-    script.main([*alone, "--tasks", "burgers1d"])
-    two = [a.replace(str(tmp_path / "run"), str(tmp_path / "two")) for a in alone]
-    helpers = ROOT / "tests" / "train"
-    done = launch(helpers / "operator_under_fsdp.py", *two, "--tasks", "burgers1d",
-                  config="2gpu_fsdp.yaml", env={"PYTHONPATH": f"{ROOT}:{helpers}"})
-    assert done.returncode == 0, done.stderr
-    one, both = losses(tmp_path / "run"), losses(tmp_path / "two")
-    assert len(both) == 12 and max(abs(a - b) for a, b in zip(one, both, strict=True)) < 1e-5
 
 
 def task_of(weight, z=None, width=2):
@@ -280,40 +300,19 @@ def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field()
     assert task.typical_change == {1: 1.0}  # where nothing ever changes
 
 
-def test_settings_of_a_codec_that_is_there_are_not_ignored(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--codec.components", "2"])
-    shutil.rmtree(tmp_path / "run" / "operator")
-    with pytest.raises(UsageError, match="made with --codec.components 2, and now .*components 3"):
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d", "--codec.components", "3"])
-
-
-def test_a_refused_launch_leaves_the_record_of_the_last_one(tmp_path, data):
-    script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.01"])
-    end = tmp_path / "run" / "operator" / "exit.json"
-    end.write_text(end.read_text().replace("done", "stopped"))
-    before = end.read_bytes()
-    with pytest.raises(UsageError, match="another configuration: lr"):
-        script.main([*flags(tmp_path, data), "--tasks", "burgers1d:nu=0.01", "--lr", "1"])
-    assert end.read_bytes() == before
-
-
 def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):
     make("ns2d", out=tmp_path / "data", samples=20, grid=16, frames=3, t_end=0.2)
-    script.main([*flags(tmp_path, tmp_path / "data"), "--tasks", "ns2d", "--steps", "1"])
-    config = json.loads((tmp_path / "run" / "operator" / "model" / "config.json").read_text())
-    spec = config["tasks"][0]
-    assert spec["periodic"] == [True] * 3 and spec["inhomogeneous"] == [1]
-    codec, _ = load_codec(tmp_path / "run" / "codec" / "ns2d" / "model")
-    assert torch.equal(torch.tensor(config["tasks"][0]["weight"]), codec.weight)
-    spec = TaskSpec(**config["tasks"][0] | {"tokens": (1, 4, 4), "params": ("nu",)})
+    task = opened(tmp_path, tmp_path / "data", "--tasks", "ns2d")
+    spec = task.spec
+    assert spec.periodic == (True,) * 3 and spec.inhomogeneous == (1,)
+    assert torch.equal(torch.tensor(spec.weight), task.codec.weight)
     model = LatentOperator(BodyConfig(dim=8, depth=1, heads=2, modes=2), [spec])
     for p in model.parameters():
         p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) / 4
-    z = torch.randn(1, 4, 4, spec.width)
-    one = torch.ones(1)
+    z, one = torch.randn(1, *spec.tokens[1:], spec.width), torch.ones(1)
 
     def step(z):
-        return model(z.flatten(1, 2), one, one[:, None]).unflatten(1, (4, 4))
+        return model(z.flatten(1, 2), one, one[:, None]).unflatten(1, spec.tokens[1:])
 
     assert torch.allclose(step(z.roll(1, 2)), step(z).roll(1, 2), atol=1e-5)     # along x
     assert not torch.allclose(step(z.roll(1, 1)), step(z).roll(1, 1), atol=1e-2)  # along y

@@ -6,7 +6,6 @@ exported folder has the layout of a run, `exit.json` and `config.json` of its st
 
 import dataclasses
 import importlib.util
-import inspect
 import math
 import shlex
 import sys
@@ -54,14 +53,15 @@ def load_operator(run, model=None):
 
     No code is ever loaded because a folder names it.
     """
+    known = model or LatentOperator
+
     def build(config, tasks):
-        name, known = config.get("class"), (model or LatentOperator).__name__
-        if name != known:
-            raise UsageError(f"{run} holds an operator of class {name}, not {known}; say where its "
-                             f"code is: `--model FILE.py:{name}`, or `model={name}` in Python.")
-        if model is None:
-            return LatentOperator(BodyConfig(**config["model"]), tasks)
-        return model(SimpleNamespace(**config["model"]), tasks)
+        if (name := config.get("class")) != known.__name__:
+            raise UsageError(f"{run} holds an operator of class {name}, not {known.__name__}; say "
+                             f"where its code is: `--model FILE.py:{name}`, or `model={name}` in "
+                             "Python.")
+        sizes = config["model"]
+        return known(SimpleNamespace(**sizes) if model else BodyConfig(**sizes), tasks)
 
     return load_stage(run, "operator", build)
 
@@ -76,9 +76,8 @@ def load_class(text):
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    kind = getattr(module, name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
-        raise UsageError(f"--model {text}: {path} has no torch.nn.Module of that name.")
+    if not isinstance(kind := getattr(module, name, None), type):
+        raise UsageError(f"--model {text}: {path} has no class {name}.")
     return kind
 
 
@@ -121,24 +120,21 @@ def preferred(run, name):
 def load_generator(run, stage, operator):
     """What draws members, for this `operator` (Loaded), with what validation chose for it."""
     def build(config, tasks):
-        if stage == "ensemble":
-            return Ensemble(BodyConfig(**config["model"]), tasks)
-        return Diffusion(BodyConfig(**config["model"]), tasks, operator.model, stage)
+        sizes = BodyConfig(**config["model"])
+        return (Ensemble(sizes, tasks) if stage == "ensemble"
+                else Diffusion(sizes, tasks, operator.model, stage))
 
-    if stage == "operator":
-        loaded = dataclasses.replace(operator, model=Perturbed(operator.model, None))
-    else:
-        loaded = load_stage(run, stage, build)
-    marks = {"operator": operator.mark, "diffusion": read_json(
-        Path(run) / "diffusion" / "model" / "config.json").get("fingerprint")}
-    for parent, mark in marks.items():
+    loaded = (dataclasses.replace(operator, model=Perturbed(operator.model, None))
+              if stage == "operator" else load_stage(run, stage, build))
+    for parent in ("operator", "diffusion"):
+        mark = read_json(Path(run) / parent / "model" / "config.json").get("fingerprint")
         if mark and loaded.config["lineage"].get(parent, mark) != mark:
             raise UsageError(f"{Path(run) / stage} was trained for another {parent} than the one "
                              f"in {Path(run) / parent}; train it again in a new --run.")
-    loaded.model.calls = getattr(loaded.settings, "calls", 1)
     known = [loaded.choices.get(name, {}) for name in facts_of(operator)]
-    loaded.model.strength = [one.get("strength", 1.0) for one in known]
     default = PERTURBATION if stage == "operator" else 0.0
+    loaded.model.calls = getattr(loaded.settings, "calls", 1)
+    loaded.model.strength = [one.get("strength", 1.0) for one in known]
     loaded.model.perturbation = [one.get("perturbation", default) for one in known]
     return loaded
 
@@ -157,13 +153,9 @@ def inherit(cfg, operator):
 def load_stage(run, stage, build):
     """The frozen model of a finished stage; build(config, tasks) makes it without its weights."""
     folder = Path(run) / stage
-    end = read_json(folder / "exit.json")
-    known = f" --config {shlex.quote(str(folder / 'config.json'))}"  # as it was begun
+    end, begun = read_json(folder / "exit.json"), folder / "config.json"
     command = (f"`accelerate launch train_{stage}.py --run {shlex.quote(str(run))}"
-               f"{known * (folder / 'config.json').exists()}`")
-    if stage == "operator" and not folder.is_dir() and (Path(run) / "steady").is_dir():
-        raise UsageError(f"{run} holds a steady prior alone, and this needs an operator; "
-                         f"`accelerate launch evaluate.py --run {run}` reports what it holds.")
+               f"{f' --config {shlex.quote(str(begun))}' * begun.exists()}`")
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such stage yet; train it first with {command}.")
     if end.get("status") != "done":
@@ -178,7 +170,7 @@ def load_stage(run, stage, build):
     except (RuntimeError, KeyError, TypeError):
         raise UsageError(f"{folder} was written by another version of the model; train it anew "
                          "in another --run, or use the code that wrote it.") from None
-    settings = nested(read_json(folder / "config.json"))
+    settings = nested(read_json(begun))
     if not vars(settings):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
     return Loaded(model.eval().requires_grad_(False), config, settings, config["fingerprint"],

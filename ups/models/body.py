@@ -39,14 +39,13 @@ class BodyConfig:
     precision: str = "float32"  # of products in the blocks in training: float32 or bfloat16
 
     def __post_init__(self):
-        for name, known in (("body", BODIES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of "
-                                 f"{', '.join(known)}.")
-        least = dict.fromkeys(("dim", "depth", "heads", "window"), 1) | {"modes": 0, "kernel": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}.")
+        known = {"body": BODIES, "precision": PRECISIONS}
+        least = {"dim": 1, "depth": 1, "heads": 1, "window": 1, "modes": 0, "kernel": 0}
+        for name, value in vars(self).items():
+            if value not in known.get(name, [value]):
+                raise ValueError(f"{name} {value!r} is not one of {', '.join(known[name])}.")
+            if name in least and value < least[name]:
+                raise ValueError(f"{name} must be at least {least[name]}, not {value}.")
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim {self.dim} must be a multiple of 2 * heads = {2 * self.heads}.")
         if self.kernel and self.kernel % 2 == 0:
