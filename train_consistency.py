@@ -18,7 +18,7 @@ import torch
 from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
-from ups.models.diffusion import consistency, denoise, distillation_loss
+from ups.models.diffusion import distillation_loss
 from ups.models.generators import JUMPS, LADDER
 from ups.stages import inherit, load_generator, load_operator
 from ups.train import noise
@@ -61,10 +61,8 @@ def student_loss(model, batch, teacher, tasks):
     with torch.no_grad():
         z0 = z0 + task.noise(z0, z1, batch)
         given |= dict(z1_hat=teacher.operator[0](z0, **given), z0=z0)
-    student = partial(consistency, partial(model, **given))
-    denoiser = partial(denoise, partial(teacher, **given))
-    return distillation_loss(student, denoiser, LADDER[0] * batch["x"], LADDER, JUMPS,
-                             weight=partial(teacher.law.energy, task=index))
+    return distillation_loss(partial(model, **given), partial(teacher, **given), batch["x"], LADDER,
+                             JUMPS, weight=partial(teacher.law.energy, task=index))
 
 
 def draw(batch, cfg, tasks):
@@ -114,6 +112,9 @@ def main(argv=None):
             return grad_norm
 
         # train
+        if not run.step:                             # without training: what it has to beat
+            scores = validate_ensemble(run, operator.model, student, data.tasks)
+            ema.keep_best(scores["val/crps_ratio"])
         for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(draw(batch, cfg, data.tasks))   # gradients; all ranks agree

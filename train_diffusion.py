@@ -20,7 +20,7 @@ from ups.config import check, command, parse
 from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
-from ups.models.diffusion import denoising_loss, training_sigma
+from ups.models.diffusion import denoising_loss, training_angle
 from ups.models.generators import Diffusion
 from ups.stages import inherit, load_operator
 from ups.train import noise
@@ -70,7 +70,7 @@ def diffusion_loss(model, batch, operator, law, tasks):
         width = batch["x"].shape[-1]
         clean = law.whiten((z1 - z1_hat)[..., :width], z1_hat - z0, index)
     net = partial(model, z0=z0, z1_hat=z1_hat, **given)
-    return denoising_loss(net, clean, batch["sigma"], batch["x"],
+    return denoising_loss(net, clean, batch["angle"], batch["x"],
                           weight=partial(law.energy, task=index))
 
 
@@ -83,7 +83,7 @@ def draw(batch, cfg, tasks):
         batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
     spec = tasks[batch["task"]].spec
     batch["x"] = noise.normal(batch, cfg, batch["z"].shape[2], spec.width, use="x")
-    batch["sigma"] = training_sigma(noise.normal(batch, cfg, use="sigma"), cfg.sigma_mean,
+    batch["angle"] = training_angle(noise.normal(batch, cfg, use="angle"), cfg.sigma_mean,
                                     cfg.sigma_std)
     return batch
 
@@ -125,6 +125,9 @@ def main(argv=None):
             return grad_norm
 
         # train
+        if not run.step:                             # without training: what it has to beat
+            scores = validate_ensemble(run, operator.model, diffusion, data.tasks)
+            ema.keep_best(scores["val/crps_ratio"])
         for batch in run.progress(loader):
             lr = set_lr(optimizer, cfg.lr * warmup_then_linear(run.step, cfg.warmup, cfg.steps))
             loss = backward(draw(batch, cfg, data.tasks))   # gradients; all ranks agree

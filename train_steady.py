@@ -19,7 +19,7 @@ from ups.eval.steady import calibrate, left_over, read, test_steady, validate_st
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.codec import CodecConfig
-from ups.models.diffusion import denoising_loss, training_sigma
+from ups.models.diffusion import denoising_loss, training_angle
 from ups.models.steady import SteadyPrior, errors
 from ups.train import noise
 from ups.train.ema import EMA
@@ -72,7 +72,7 @@ def steady_loss(model, batch, task, prior):
     with torch.no_grad():
         clean = (prior.coordinates(z, size) - model(cond, tokens)) / prior.scale
     net = partial(model, cond, tokens)
-    return denoising_loss(net, clean, batch["sigma"], batch["noise"], weight=prior.scale**2)
+    return denoising_loss(net, clean, batch["angle"], batch["noise"], weight=prior.scale**2)
 
 
 def draw(batch, cfg, switch):
@@ -80,7 +80,7 @@ def draw(batch, cfg, switch):
     if cfg.augment:  # shift and mirror; sums of solutions are none of these inputs
         batch["move"] = torch.nn.functional.pad(noise.uniform(batch, cfg, 6, use="augment"), (0, 4))
     if batch["step"] >= switch:
-        batch["sigma"] = training_sigma(noise.normal(batch, cfg, use="sigma"), -0.8, 1.4)
+        batch["angle"] = training_angle(noise.normal(batch, cfg, use="angle"), -0.8, 1.4)
         batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
     return batch
 

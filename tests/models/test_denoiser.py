@@ -1,4 +1,4 @@
-"""The denoiser starts at zero, reads all that it is given, and lends its weights to a student."""
+"""The denoiser starts at zero, reads all that it is given, and nothing of the padding."""
 
 import math
 import re
@@ -8,7 +8,7 @@ import torch
 from factual import CIRCLE, WALLS
 
 from ups.models.body import BODIES, BodyConfig
-from ups.models.diffusion import consistency, denoise, denoising_loss, precondition
+from ups.models.diffusion import denoising_loss
 from ups.models.generators import Denoiser
 from ups.models.latent_operator import TaskSpec
 
@@ -35,33 +35,25 @@ def batch(model, task=0, dtype=torch.float32):
     spec, generator = MIX[task], torch.Generator().manual_seed(1)
 
     def latent():
-        z = torch.randn(2, math.prod(spec.tokens), model.width, generator=generator, dtype=dtype)
-        return z * (torch.arange(model.width) < spec.width)
+        z = torch.randn(2, math.prod(spec.tokens), model.width, generator=generator)
+        return z.to(dtype) * (torch.arange(model.width) < spec.width)
 
-    return (latent(), torch.tensor([-0.5, 0.3], dtype=dtype),
+    return (latent(), torch.tensor([-0.5, 0.25], dtype=dtype),
             [latent() for _ in range(model.channels - 1)], torch.tensor([0.01, 1.0], dtype=dtype),
-            torch.randn(2, 2, generator=generator, dtype=dtype))
+            torch.randn(2, 2, generator=generator).to(dtype))
 
 
 @each_body
 @pytest.mark.parametrize("task", range(2))
-@pytest.mark.parametrize("channels", [2, 3])
-def test_starts_at_zero(body, task, channels):
-    model = make(body, channels, started=False)
-    x, _, *rest = batch(model, task)
-    sigma = torch.tensor([0.1, 20.0])
-    clean = denoise(lambda y, c: model(y, c, *rest, task), x, sigma, 0.5)
-    assert torch.equal(clean, precondition(sigma, 0.5)[0][:, None, None] * x)
-
-
-@each_body
-@pytest.mark.parametrize("task", range(2))
-def test_every_parameter_has_a_gradient(body, task):
+def test_starts_at_zero_and_every_parameter_has_a_gradient(body, task):
+    for channels in (2, 3):
+        model = make(body, channels, started=False)
+        assert not model(*batch(model, task), task).any()
     model = make(body)
     x, _, *rest = batch(model, task)
     weight = (torch.arange(model.width) < MIX[task].width).float()
-    loss = denoising_loss(lambda y, c: model(y, c, *rest, task), x, torch.tensor([0.5, 2.0]),
-                          torch.randn(x.shape), weight=weight)
+    loss = denoising_loss(lambda y, c: model(y, c, *rest, task), x, torch.tensor([0.5, 1.2]),
+                          torch.randn(x.shape), weight)
     loss.sum().backward()
     for name, p in model.named_parameters():  # all but what is another task's own
         owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name)
@@ -89,15 +81,12 @@ def test_every_input_enters_and_padding_does_not(body):
 @each_body
 def test_float64_and_autocast(body):
     model = make(body)
-    inputs = batch(model, 1)
-    out = model(*inputs, 1)
+    out = model(*batch(model, 1), 1)
     with torch.autocast("cpu", torch.bfloat16):
-        x, _, *rest = inputs
-        rough = denoise(lambda y, c: model(y, c, *rest, 1), x, torch.tensor([0.5, 2.0]))
-    exact = denoise(lambda y, c: model(y, c, *rest, 1), x, torch.tensor([0.5, 2.0]))
-    assert rough.dtype == torch.float32 and (rough - exact).norm() < 0.05 * exact.norm()
+        rough = model(*batch(model, 1), 1)
+    assert (rough - out).norm() < 0.05 * out.norm()
     fine = model.double()(*batch(model, 1, torch.float64), 1)
-    assert fine.dtype == torch.float64 and fine.shape == out.shape and fine.isfinite().all()
+    assert fine.dtype == torch.float64 and (fine - out).norm() < 1e-4 * fine.norm()
 
 
 def test_compiles_into_one_graph():
@@ -110,17 +99,3 @@ def test_compiles_into_one_graph():
     compiled = model(*inputs, 1)
     compiled.sum().backward()
     torch.testing.assert_close(compiled, out)
-
-
-@each_body
-def test_a_student_starts_from_the_weights_of_its_teacher(body):
-    teacher, student = make(body), make(body, started=False)
-    student.load_state_dict(teacher.state_dict())
-    x, _, *rest = batch(teacher)
-    sigma = torch.tensor([0.5, 80.0])
-    clean = denoise(lambda y, c: teacher(y, c, *rest), x, sigma)
-    jump = consistency(lambda y, c: student(y, c, *rest), x, sigma)
-    assert (jump - clean).norm() < 0.01 * clean.norm()
-    assert (clean - denoise(lambda y, c: 0 * y, x, sigma)).norm() > 0.1 * clean.norm()
-    at_min = torch.full((2,), 0.002)
-    assert torch.equal(consistency(lambda y, c: student(y, c, *rest), x, at_min), x)

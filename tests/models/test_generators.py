@@ -86,23 +86,20 @@ def test_the_ensemble_finds_mean_and_variance(operator):
                 lambda batch: train_ensemble.draw(batch, CFG, model), 250, 1e-2))
 
 
-def test_the_diffusion_and_its_student_find_the_mean_and_roughly_the_variance(operator):
+def test_the_diffusion_and_its_student_find_mean_and_variance(operator):
     torch.manual_seed(1)
     model = Diffusion(BodyConfig(**SIZES), [TASK], operator)
     law = wrong(model.law, operator)
-    model.calls = 0
     assert all(ratio > 1.3 for ratio in found(model)[1])
-    model.calls = 8
     train(model, partial(train_diffusion.diffusion_loss, operator=operator,
                          law=copy.deepcopy(law), tasks=TASKS),
           lambda batch: train_diffusion.draw(batch, CFG, TASKS), 300, 5e-3, rms=0.4)
-    check(model, 0.25)  # with an exact denoiser, eight calls of the sampler alone add 0.10
+    check(model, 0.08)
     student = copy.deepcopy(model).requires_grad_(True)
     student.operator, student.kind, student.calls = (operator,), "consistency", 2
-    assert min(found(student)[1]) < 0.8  # it has yet to learn to jump
+    assert min(found(student)[1]) < 0.85  # it has yet to learn to jump
     check(train(student, partial(train_consistency.student_loss, teacher=model, tasks=TASKS),
-                lambda batch: train_consistency.draw(batch, CFG, TASKS), 200, 4e-3, rms=0.4),
-          0.5)  # after so few steps
+                lambda batch: train_consistency.draw(batch, CFG, TASKS), 100, 4e-3, rms=0.4), 0.08)
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -24,12 +24,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ups.models.body import TokenBody
-from ups.models.diffusion import consistency, denoise, few_step, multistep, noise_levels
+from ups.models.diffusion import angles, few_step, multistep
 from ups.models.latent_operator import ConserveMean, LatentOperator
 
 NUMBERS = 32  # of a member's noise vector (FGN: Alet et al. 2025)
-SIGMAS = 0.01, 10.0  # levels of noise, for what has unit variance
-LADDER = noise_levels(8, *SIGMAS, rho=20.0)  # along which a teacher is distilled
+LADDER = angles(8)  # along which a teacher is distilled
 JUMPS = (0, 3)  # places in it of the student's first and second call
 MEASURED, CHUNK = 2048, 256  # steps of which residuals are measured, and of these at a time
 LEVELS = 4  # of fields and their block means in a CRPS
@@ -180,7 +179,7 @@ class Ensemble(LatentOperator):
 
 class Denoiser(nn.Module):
     """net(x, c_noise | context, dt, cond): a `TokenBody` reads the noisy tokens and their context,
-    joined by channel. Zero at the start, so that D(x; sigma) = c_skip x, and in the padding.
+    joined by channel. Zero at the start, so that draws are white noise, and in the padding.
 
         diffusion   [noisy residual, z0, z1_hat]    channels = 3
         steady      [noisy residual]                channels = 1
@@ -211,8 +210,8 @@ class Denoiser(nn.Module):
 class Diffusion(nn.Module):
     """net(x, c_noise | z0, z1_hat, ..) on white coordinates x of what the operator's step misses.
 
-    Teacher and student are this one class and may exchange weights; `kind` says how to draw. With
-    0 calls x is white itself: no network, a yardstick. The operator is a stage of its own.
+    Teacher and student are this one class and may exchange weights; `kind` says how to draw. Before
+    training, and with 0 calls, x is white itself: a yardstick. The operator is a stage of its own.
     """
 
     perturbation = strength = None
@@ -243,15 +242,10 @@ class Diffusion(nn.Module):
         noise = noise.unflatten(1, (-1, math.prod(spec.tokens), spec.width))
         net = functools.partial(self, z0=z, z1_hat=z1_hat, dt=dt, cond=cond, task=task,
                                 inputs=inputs)
-        x = SIGMAS[1] * noise[:, 0]
-        if self.calls == 0:
-            x = noise[:, 0]
-        elif self.kind == "consistency":
-            x = few_step(functools.partial(consistency, net), x, LADDER[list(JUMPS[:self.calls])],
-                         lambda i: noise[:, i])
+        if self.kind == "consistency":
+            x = few_step(net, noise[:, 0], LADDER[list(JUMPS[:self.calls])], lambda i: noise[:, i])
         else:
-            x = multistep(functools.partial(denoise, net), x,
-                          noise_levels(self.calls, *SIGMAS, rho=20.0))
+            x = multistep(net, noise[:, 0], angles(self.calls))
         r = self.conserve(self.law.residual(x, z1_hat - z, task), task)
         r = r * (self.strength[task] if self.strength else 1.0)
         return z1_hat + F.pad(r, (0, z.shape[-1] - spec.width))

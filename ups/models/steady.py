@@ -12,7 +12,7 @@ u follows from v, so p(x | v) is narrow, and a denoiser would have to learn its 
 level of noise. It is therefore a mean and what that leaves, learned one after the other:
 
     x = m(v) + scale r          m = body(v)
-                                r ~ D(r; sigma) = c_skip r + c_out net(c_in r, c_noise | v)
+                                r ~ a diffusion with net(r, c_noise | v)
 
 `scale` (D,) is the deviation of x - m on samples that the mean was not trained on.
 """
@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from ups.models.body import TokenBody
-from ups.models.diffusion import denoise, multistep, noise_levels
-from ups.models.generators import SIGMAS, Denoiser
+from ups.models.diffusion import angles, multistep
+from ups.models.generators import Denoiser
 from ups.relative_error import mean_relative_error
 
 
@@ -72,9 +72,8 @@ class SteadyPrior(nn.Module):
     @torch.no_grad()
     def draw(self, cond, inputs, noise, calls):
         """scale r (B, N, D) in `calls` network calls, from normal numbers noise (B, N, D)."""
-        denoiser = functools.partial(denoise, lambda r, c_noise: self(cond, inputs, r, c_noise))
-        levels = noise_levels(calls, *SIGMAS, rho=20.0)
-        return self.scale * multistep(denoiser, SIGMAS[1] * noise, levels)
+        net = functools.partial(self, cond, inputs)
+        return self.scale * multistep(net, noise, angles(calls))
 
     @torch.no_grad()
     def fit(self, z, v, cond, zero, weight):
