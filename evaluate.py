@@ -16,10 +16,10 @@ import math
 from pathlib import Path
 
 from ups.config import UsageError, check, command, flat, parse
-from ups.eval.data import open_data
+from ups.eval.data import PROTOCOLS, in_words, open_data
 from ups.eval.ensemble import drawn, dressed
-from ups.eval.forecasts import PROTOCOLS, in_words, make_forecasts, scored
-from ups.eval.measure import best_median_worst, measure, show, spectrum_leads, summarise
+from ups.eval.forecasts import make_forecasts, scored
+from ups.eval.measure import best_median_worst, by_lead, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.plans import plan_rows
 from ups.eval.report import made_with, pays, write_report
@@ -92,6 +92,7 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
         "spectrum_leads": spectrum_leads(spec.frames),
         "spectrum": truth["spectrum"].mean(0).tolist(),
         "plans": plan_rows(accelerator, task, index, operator, test),
+        "solver_seconds": cfg.solver_seconds,
         "forecasts": {
             name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
             | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
@@ -103,7 +104,8 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
         result["pays"] = pays(count, cfg.solver_seconds, train, each)
     chosen = best_median_worst(tables["operator"]["nrmse"], test)
     return result, {"facts": spec, "chosen": chosen, "params": task.fields.params(chosen),
-                    "fields": show(accelerator, task, shown, chosen, test)}
+                    "fields": show(accelerator, task, shown, chosen, test),
+                    "errors": by_lead(tables)}
 
 
 def main(argv=None):

@@ -141,7 +141,7 @@ def main(argv=None):
 
         # export and test
         with ema.applied(model, best=True):
-            calibrate(run.accelerator, prior, task, cfg.members, cfg.calls)
+            calibrate(prior, task, cfg.members, cfg.calls)
             run.export(model, {"denoiser": asdict(cfg.denoiser), **data.about})
             test_steady(run, prior, task)
 

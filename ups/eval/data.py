@@ -1,4 +1,7 @@
-"""The data of an evaluation: the run's own, or others of which all is test; none are ever made."""
+"""The data of an evaluation: the run's own, or others of which all is test; none are ever made.
+
+A roll-out begins at the first frame, or where PDEBench's do: after ten frames.
+"""
 
 import dataclasses
 import math
@@ -8,10 +11,12 @@ from ups.config import UsageError
 from ups.data.fields import Fields
 from ups.data.find import NoData
 from ups.data.find import open_data as find_fields
-from ups.eval.forecasts import begin
 from ups.latents import load_tasks
 from ups.stages import inherit
 from ups.train.ranks import on_main
+
+GIVEN = 10  # frames that PDEBench gives, of which an operator sees the last
+PROTOCOLS = ("initial", "pdebench")
 
 
 def open_data(accelerator, cfg, operator):
@@ -55,3 +60,28 @@ def _as_test(fields, facts):
     print(f"{facts.name}: {path} is other data than the training had; all {len(fields)} "
           "trajectories are test.")
     return fields
+
+
+def begin(fields, protocol, history=1):
+    """The fields from the first frame that a roll-out sees; all frames after those count."""
+    file, step, frames, given = fields.files[0], fields.frames.step, fields.facts.frames, history
+    if protocol == "pdebench" and not fields.facts.steady:
+        given, frames = GIVEN, -(-file.facts.frames // step)
+    if not history <= given < frames:
+        raise UsageError(f"{file.path} has {frames} frames at --stride_t {step}; --protocol "
+                         f"{protocol} gives {given} of them, and the operator sees {history}; use "
+                         "--protocol initial, or longer data.")
+    return fields if given == history else Fields(
+        fields.files, fields.stride_x, step, (given - history) * step, fields.all_test)
+
+
+def in_words(facts, protocol, history=1):
+    """The protocol in a phrase."""
+    grid = " x ".join(map(str, facts.grid)) + " points"
+    if facts.steady:
+        return f"a steady field; {grid}"
+    steps = f"{facts.frames - 1} step{'s' * (facts.frames > 2)} of {facts.dt:g}"
+    if protocol == "initial":
+        return f"rolled out from {history} true frame{'s' * (history > 1)} over {steps}; {grid}"
+    return (f"PDEBench: {GIVEN} frames given, of which the operator sees the last {history}; "
+            f"scored on the {steps} after them; {grid}")

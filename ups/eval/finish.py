@@ -2,6 +2,7 @@
 which prints a table, writes `test.json` and leaves a picture. Every rank calls.
 """
 
+import dataclasses
 import math
 
 import torch
@@ -9,14 +10,21 @@ import torch
 from ups.eval.ensemble_scores import SIZES
 from ups.eval.ensemble_scores import choose as choose_members
 from ups.eval.forecasts import make_forecasts, scored
-from ups.eval.measure import best_median_worst, measure, show, text_table
+from ups.eval.measure import (
+    LEADS,
+    best_median_worst,
+    by_lead,
+    lead_table,
+    measure,
+    show,
+    text_table,
+)
 from ups.eval.metrics import DRIFT, NRMSE
 from ups.eval.plans import choose
 from ups.eval.plots import draw_codec, draw_rollouts, picture
 from ups.models.codec import truncate
 from ups.models.generators import Perturbed
 
-LEADS = (1, 5, 10, 20, 40)  # that tables show
 ROWS = {"operator": "operator", "persistence": "persistence", "codec": "codec floor"}
 
 
@@ -59,12 +67,14 @@ def test_operator(run, model, tasks):
         chosen = best_median_worst(tables["operator"]["nrmse"], test)
         operator = {"operator": make_forecasts(task, index, model)["operator"]}
         fields = show(run.accelerator, task, operator, chosen, test)
-        by_lead = {name: tables[name]["nrmse"].nanmean(2).nanmean(0) for name in ROWS}
-        leads = [lead for lead in LEADS if lead <= len(by_lead["operator"])]
+        scores = {name: {"by_lead": tables[name]["nrmse"].nanmean(2).nanmean(0).tolist(),
+                         "all": mean_error(tables[name])} for name in ROWS}
+        leads = [lead for lead in LEADS if lead <= len(scores["operator"]["by_lead"])]
         result = results[task.name] = {
             "trajectories": len(test), "leads": leads,
-            "nrmse": {name: [row[k - 1].item() for k in leads] for name, row in by_lead.items()},
-            "nrmse_rollout": {name: mean_error(tables[name]) for name in ROWS},
+            "nrmse": {name: [one["by_lead"][lead - 1] for lead in leads]
+                      for name, one in scores.items()},
+            "nrmse_rollout": {name: one["all"] for name, one in scores.items()},
             "nrmse_1": mean_error(tables["one_step"])}
         last = [f"one step from the true frame: {result['nrmse_1']:.2e}"]
         if task.conserved:
@@ -73,12 +83,10 @@ def test_operator(run, model, tasks):
         if run.accelerator.is_main_process:
             title = (f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out from the "
                      "first frame")
-            rows = {label: [*result["nrmse"][name], result["nrmse_rollout"][name]]
-                    for name, label in ROWS.items()}
-            head = [*(f"step {lead}" for lead in leads), "all steps"]
-            print(text_table(title, head, rows), *last, sep="\n")
+            print(lead_table(title, {ROWS[name]: (one, ()) for name, one in scores.items()}),
+                  *last, sep="\n")
             name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            picture(run.folder / name, draw_rollouts, scored(task), fields, tables)
+            picture(run.folder / name, draw_rollouts, scored(task), fields, by_lead(tables))
     if run.accelerator.is_main_process:
         run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
                                 "tasks": results})
@@ -89,9 +97,8 @@ def test_operator(run, model, tasks):
 # codecs
 def codec_error(accelerator, codec, task, split):
     """nRMSE of decode(encode(u))."""
-    forecast = {"codec": lambda s: (codec.decode(codec.encode(s.u[:, k + 1]))[:, None]
-                                    for k in range(s.steps))}
-    tables, _ = measure(accelerator, task, forecast, task.fields.split(split), only=("nrmse",))
+    own = dataclasses.replace(task, codec=codec, width=codec.width)
+    tables = operator_errors(accelerator, None, own, 0, task.fields.split(split), ("codec",))
     return mean_error(tables["codec"])
 
 
@@ -99,19 +106,18 @@ def codec_error(accelerator, codec, task, split):
 def test_codec(run, codec, task):
     """Compare with the patch codec of the same width."""
     facts, fields, device = task.facts, task.fields, codec.weight.device
-    patch = truncate(task.codec, codec.width).to(device)
-    values = len(facts.channels) * math.prod(facts.grid)
-    result = {"compression": values / (math.prod(codec.tokens) * codec.width),
-              "width": codec.width, "tokens": codec.tokens}
-    for name, one in (("grid", codec), ("patch", patch)):
-        result[f"nrmse_{name}"] = codec_error(run.accelerator, one, task, "test")
+    codecs = {"grid": codec, "patch": truncate(task.codec, codec.width).to(device)}
+    errors = {name: codec_error(run.accelerator, one, task, "test") for name, one in codecs.items()}
     if not run.accelerator.is_main_process:
         return
-    print(text_table(f"{facts.name}: test nRMSE of decode(encode(u)), {result['compression']:.3g} "
-                     "field values per latent value", ["nRMSE"],
-                     {f"{name} codec": [result[f"nrmse_{name}"]] for name in ("grid", "patch")}))
+    values = len(facts.channels) * math.prod(facts.grid) / (math.prod(codec.tokens) * codec.width)
+    print(text_table(f"{facts.name}: test nRMSE of decode(encode(u)), {values:.3g} field values "
+                     "per latent value", ["nRMSE"],
+                     {f"{name} codec": [error] for name, error in errors.items()}))
+    result = {"compression": values, "width": codec.width, "tokens": codec.tokens,
+              **{f"nrmse_{name}": error for name, error in errors.items()}}
     run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
                             "tasks": {facts.name: result}})
     u = fields.read(fields.split("test")[:1])[0].to(device)
-    picture(run.folder / "codec.png", draw_codec, facts, u, codec.decode(codec.encode(u)),
-            patch.decode(patch.encode(u)))
+    picture(run.folder / "codec.png", draw_codec, facts, u,
+            *(one.decode(one.encode(u)) for one in codecs.values()))

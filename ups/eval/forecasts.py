@@ -16,8 +16,6 @@ from types import SimpleNamespace
 
 import torch
 
-from ups.config import UsageError
-from ups.data.fields import Fields
 from ups.rollout import choose_plan, inputs_at, roll_out, within
 
 LABELS = {"operator": "operator", "ensemble": "ensemble", "diffusion": "diffusion",
@@ -28,10 +26,6 @@ LABELS = {"operator": "operator", "ensemble": "ensemble", "diffusion": "diffusio
           "shifted": "circular shift", "halved": "halved dt"}
 PROBES = ("shuffled", "shifted", "halved")
 MEAN_OF = 256  # training trajectories
-GIVEN = 10     # frames that PDEBench gives, of which an operator sees the last
-PROTOCOLS = ("initial", "pdebench")  # a roll-out begins at the first frame, or where PDEBench's do
-PUBLISHED = {"advection1d": (256, 41), "burgers1d": (256, 41), "diffreact2d": (128, 101),
-             "swe2d": (128, 101), "darcy2d": (128, 2)}  # points per axis and frames, after strides
 
 
 def make_forecasts(task, index, operator):
@@ -65,7 +59,22 @@ def make_forecasts(task, index, operator):
             z = operator(z0, s.dt, s.cond, index, inputs_at(s.inputs, k))
             yield task.decode(z[:, None])
 
-    forecasts = yardsticks(task) | {"one_step": one_step, "operator": rolled_out}
+    @functools.cache
+    def average():
+        chosen = task.fields.split("train")
+        chosen = chosen[:: -(-len(chosen) // MEAN_OF)]
+        return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
+
+    def mean(s):
+        for frame in average()[task.history:]:  # (C, *grid)
+            yield frame.to(s.u).expand_as(s.u[:, :1])
+
+    forecasts = {"persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)),
+                 "codec": lambda s: (task.decode(task.encode(s.u[:, k:k + 1]))
+                                     for k in range(1, s.steps + 1)),
+                 "mean": mean, "one_step": one_step, "operator": rolled_out}
+    if not len(task.fields.split("train")):  # data that no training saw
+        del forecasts["mean"]
     if any(scale.low < scale.high for scale in facts.scales):
         forecasts["shuffled"] = lambda s: rolled_out(s, cond=s.other)
     if any(shifts):
@@ -93,26 +102,6 @@ def scored(task):
     return dataclasses.replace(facts, frames=facts.frames - task.history + 1)
 
 
-def yardsticks(task):
-    """What any forecast is compared with."""
-    @functools.cache
-    def average():
-        chosen = task.fields.split("train")
-        chosen = chosen[:: -(-len(chosen) // MEAN_OF)]
-        return sum(task.fields.read([i])[0].double() for i in chosen).div(len(chosen)).float()
-
-    def mean(s):
-        for frame in average()[task.history:]:  # (C, *grid)
-            yield frame.to(s.u).expand_as(s.u[:, :1])
-
-    found = {"persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)), "mean": mean,
-             "codec": lambda s: (task.decode(task.encode(s.u[:, k + 1:k + 2]))
-                                 for k in range(s.steps))}
-    if not len(task.fields.split("train")):  # of data that no training saw
-        del found["mean"]
-    return found
-
-
 def start(task, chosen, test, device):
     """What forecasts may know of the trajectories `chosen` from `test`."""
     u, given = task.fields.read(chosen).to(device), task.history  # (B, T, C, *grid)
@@ -125,41 +114,3 @@ def start(task, chosen, test, device):
         z0=task.encode(u[:, :given]).squeeze(1),
         cond=task.cond(chosen).to(device), other=task.cond(other).to(device),
         inputs=inputs, dt=torch.full((len(u),), task.fields.facts.dt, device=device))
-
-
-def begin(fields, protocol, history=1):
-    """The fields from the first frame that a roll-out sees; all frames after those count."""
-    file, step = fields.files[0], fields.frames.step
-    if fields.facts.frames <= history:
-        raise UsageError(f"{file.path} has {fields.facts.frames} frames, and the operator is given "
-                         f"{history} of them; longer trajectories are needed.")
-    if protocol == "initial" or fields.facts.steady:
-        return fields
-    if history > GIVEN:
-        raise UsageError(f"--protocol pdebench gives {GIVEN} frames, and this operator sees "
-                         f"{history}; use --protocol initial.")
-    if (frames := file.facts.frames) <= GIVEN * step:
-        raise UsageError(f"--protocol pdebench gives {GIVEN} frames; {file.path} has "
-                         f"{-(-frames // step)} at --stride_t {step}; use --protocol initial, "
-                         "or longer data.")
-    return Fields(fields.files, fields.stride_x, step, (GIVEN - history) * step, fields.all_test)
-
-
-def in_words(facts, protocol, history=1):
-    """The protocol in a phrase, and a warning where it is not the published one."""
-    size, frames = " x ".join(map(str, facts.grid)) + " points", facts.frames
-    given = f"{history} true frames" if history > 1 else "one true frame"
-    steps = f"{frames - 1} step{'s' * (frames > 2)} of {facts.dt:g}"
-    if facts.steady:
-        text = f"a steady field; {size}"
-    elif protocol == "initial":
-        text = f"rolled out from {given} over {steps}; {size}"
-    else:
-        text = (f"PDEBench: {GIVEN} frames given, of which the operator sees the last"
-                f"{f' {history}' * (history > 1)}; scored on the {steps} after them; {size}")
-        frames += GIVEN - 1
-    published = PUBLISHED.get(facts.name)
-    if protocol == "initial" or published in (None, (facts.grid[0], frames)):
-        return text
-    long = "" if facts.steady else f" and {published[1]} frames"
-    return f"{text} (published: {published[0]} points an axis{long}: do not compare)"

@@ -24,26 +24,40 @@ CHUNK = 16                # trajectories at a time, at most
 CHUNK_BYTES = 256 << 20   # of fields that are held at a time
 MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "sample_nrmse", "crmse", "brmse",
          "drift", "coverage_50", "coverage_90")  # whose summary is a plain mean
+LEADS = (1, 5, 10, 20, 40)  # that tables show
 BLOCK = 4  # points an axis of the blocks of `crps_block`
 
 
 @exact_inference
 @torch.no_grad()
-def measure(accelerator, task, forecasts, chosen, only=None, members=1, extra=None, title=None):
+def measure(accelerator, task, forecasts, chosen, only=None, members=1, title=None):
     """{forecast: {metric: table}} of the trajectories `chosen`, and {forecast: milliseconds} of a
     step of one trajectory. Every rank calls, and gets all.
 
     only     metrics to compute; all of them where it is None, and "truth" has the true spectrum
     members  the largest number of any forecast, for memory
-    extra    a function of (start, members) that gives more metrics {name: (B, ..)} of a lead
     """
     facts, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
     frame = 4 * len(facts.channels) * math.prod(facts.grid)
     size = max(1, min(CHUNK, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
 
     def tables(part):
+        """{(forecast, metric): (B, T - 1, ..)}; spectra at some leads."""
         s = start(task, part, chosen, accelerator.device)
-        return _tables(s, task.conserved, forecasts, seconds, only, extra)
+        rows, kept, energies = {}, spectrum_leads(s.steps + 1), {}
+        if only is None or "spectrum_error" in only:
+            energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
+            rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
+        for name, forecast in forecasts.items():
+            wanted, begin = ("nrmse",) if only is None and name in PROBES else only, now()
+            for k, p in enumerate(forecast(s), start=1):
+                seconds[name].append((now() - begin) / len(s.u))
+                scores = score(p, s.u[:, k], s.u[:, 0], task.conserved, energies.get(k), wanted)
+                for metric, value in scores.items():
+                    if metric != "spectrum" or k in kept:
+                        rows.setdefault((name, metric), []).append(value)
+                begin = now()
+        return {key: torch.stack(values, 1) for key, values in rows.items()}
 
     for (name, metric), table in by_trajectory(accelerator, tables, chosen, size, title).items():
         results.setdefault(name, {})[metric] = table
@@ -74,25 +88,6 @@ def by_trajectory(accelerator, tables, chosen, size, title=None):
             table = table.to(accelerator.device)
             whole[name] = accelerator.reduce(table, reduction="sum").cpu()
     return whole
-
-
-def _tables(s, conserved, forecasts, seconds, only, extra):
-    """{(forecast, metric): (B, T - 1, ..)} of the trajectories of `s`; spectra at some leads."""
-    rows, kept, energies = {}, spectrum_leads(s.steps + 1), {}
-    if only is None or "spectrum_error" in only:
-        energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
-        rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
-    for name, forecast in forecasts.items():
-        wanted, begin = ("nrmse",) if only is None and name in PROBES else only, now()
-        for k, p in enumerate(forecast(s), start=1):
-            seconds[name].append((now() - begin) / len(s.u))
-            scores = score(p, s.u[:, k], s.u[:, 0], conserved, energies.get(k), wanted)
-            if k not in kept:
-                scores.pop("spectrum", None)
-            for metric, value in (scores | (extra(s, p) if extra else {})).items():
-                rows.setdefault((name, metric), []).append(value)
-            begin = now()
-    return {key: torch.stack(values, 1) for key, values in rows.items()}
 
 
 def score(p, y, u0, conserved=(), energy=None, only=None):
@@ -135,6 +130,16 @@ def text_table(title, head, rows, width=14, form=".2e"):
     return "\n".join(lines)
 
 
+def lead_table(title, scores, more=(), **options):
+    """nRMSE at some leads: `scores` are {label: (record as of `summarise`, what follows it)}."""
+    steps = len(next(iter(scores.values()))[0]["by_lead"])
+    leads = [lead for lead in LEADS if lead <= steps]
+    head = [*(f"step {lead}" for lead in leads), "all steps", *more]
+    return text_table(title, head, {
+        label: [*(score["by_lead"][lead - 1] for lead in leads), score["all"], *rest]
+        for label, (score, rest) in scores.items()}, **options)
+
+
 def summarise(tables, base, facts, members=1, seed=0):
     """Means, by lead and over all leads, with bootstrap intervals: plain values for JSON.
 
@@ -143,31 +148,20 @@ def summarise(tables, base, facts, members=1, seed=0):
     count, scores = len(tables["nrmse"]), {}
     weights = torch.cat([torch.full((1, count), 1 / count, dtype=torch.float64),
                          metrics.resamplings(count, seed=seed)])
-
-    def add(name, combine, *parts):
-        """Parts (n, T) or (n, T, C) -> means over channels and resampled trajectories."""
-        over = [_weighted(weights, part.nanmean(2) if part.ndim > 2 else part) for part in parts]
-        scores[name] = _record(combine(*(part.nanmean(1) for part in over)), combine(*over))
-        if parts[0].ndim > 2 and len(facts.channels) > 1:
-            each = [_weighted(weights[:1], part)[0] for part in parts]  # (T, C)
-            whole, by_lead = combine(*(part.nanmean(0) for part in each)), combine(*each)
-            scores[name]["by_channel"] = {
-                channel: {"all": whole[c].item(), "by_lead": by_lead[:, c].tolist()}
-                for c, channel in enumerate(facts.channels)}
-
-    means = {name: tables[name] for name in MEANS if name in tables}
+    known = {name: (table,) for name, table in tables.items() if name in MEANS}
     for band, name in enumerate(("low", "mid", "high") if "frmse" in tables else ()):
-        means[f"frmse_{name}"] = tables["frmse"][..., band]
-    for name, table in means.items():
-        add(name, lambda mean: mean, table)
+        known[f"frmse_{name}"] = tables["frmse"][..., band],
     for name in ("nrmse", "crps"):
         if name in tables and tables is not base:
-            add(f"{name}_ratio", torch.divide, tables[name], base[name])
-    if "spectrum_error" in tables:
-        add("spectrum_error", torch.divide, *tables["spectrum_error"].unbind(-1))
-    if "spread_skill" in tables:
-        add("spread_skill", lambda variance, error: metrics.ratio(variance, error, members),
-            *tables["spread_skill"].unbind(-1))
+            known[f"{name}_ratio"] = tables[name], base[name]
+    for name in ("spectrum_error", "spread_skill"):
+        if name in tables:
+            known[name] = tables[name].unbind(-1)
+    for name, parts in known.items():  # (n, T) or (n, T, C): means over channels, then the ratio
+        of = functools.partial(metrics.ratio, members=members)
+        combine = of if name == "spread_skill" else torch.divide if parts[1:] else torch.clone
+        over = [_weighted(weights, part.nanmean(2) if part.ndim > 2 else part) for part in parts]
+        scores[name] = _record(combine(*(part.nanmean(1) for part in over)), combine(*over))
     if "max_error" in tables:
         worst = tables["max_error"]
         scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}
@@ -186,10 +180,8 @@ def summarise(tables, base, facts, members=1, seed=0):
 
 def _weighted(weights, table):
     """Means (draws, ..) of the rows of a table (n, ..); what is NaN is left out."""
-    there = ~table.isnan()
-    total, share = (torch.einsum("dn,n...->d...", weights, part)
-                    for part in (torch.where(there, table, 0.0), there.double()))
-    return total / share
+    return weights @ table.nan_to_num(0.0, torch.inf) / (
+        weights @ (~table.isnan()).double())
 
 
 def _record(whole, by_lead=None):
@@ -215,10 +207,15 @@ def show(accelerator, task, forecasts, chosen, test):
         fields[name] = torch.stack(means, 1)
         if p.shape[1] > 1:
             fields[f"{name} spread"] = torch.stack(spreads, 1)
-    return {name: field.float().cpu() for name, field in fields.items()}
+    return {name: field.float().cpu().numpy() for name, field in fields.items()}
 
 
 def best_median_worst(table, chosen):
     """Three of the trajectories `chosen`, by their nRMSE in a table (n, T - 1, C)."""
     order = table.nanmean((1, 2)).argsort()
     return chosen[order[[0, len(order) // 2, -1]]]
+
+
+def by_lead(tables):
+    """Errors {forecast: (n, T - 1)} of trajectories, for pictures."""
+    return {name: table["nrmse"].nanmean(2).numpy() for name, table in tables.items()}

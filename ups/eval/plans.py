@@ -34,8 +34,7 @@ def choose(run, model, tasks):
         forecasts = {n: functools.partial(planned, task, index, model, n) for n in task.strides}
         tables, _ = measure(run.accelerator, task, forecasts, chosen, only=("nrmse",))
         for n, table in tables.items():
-            errors = table["nrmse"].nanmean((0, 2)).tolist()
-            task.plans[n] = [error if math.isfinite(error) else 1e30 for error in errors]
+            task.plans[n] = table["nrmse"].nanmean((0, 2)).nan_to_num(1e30, 1e30).tolist()
         choices[task.name] = {"plans": task.plans}
         if run.accelerator.device.type == "cuda":
             own = run.accelerator.unwrap_model(model)

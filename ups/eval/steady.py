@@ -11,16 +11,14 @@ import torch
 from ups.data.augment import moved, symmetries
 from ups.eval.ensemble import member_noise
 from ups.eval.finish import mean_error
-from ups.eval.forecasts import yardsticks
+from ups.eval.forecasts import make_forecasts
 from ups.eval.measure import best_median_worst, measure, text_table
 from ups.eval.metrics import DEFINITIONS, crps, ratio
-from ups.eval.plots import draw_steady, picture
+from ups.eval.plots import draw_steady, picture, three
 from ups.train.step import exact_inference
 
 FACTORS = torch.logspace(-2, 2, 81, 2)  # that draws may be scaled by, a quarter to four times
-DEFINITION = {"nrmse": "nRMSE = |p - u|_2 / |u|_2 over space, of the steady field u alone (inputs "
-              "are given), mean over channels and samples; physical units",
-              **{name: DEFINITIONS[name] for name in ("crps", "mae", "spread_skill")}}
+SCORES = "nrmse", "sample_nrmse", "crps", "mae", "spread_skill"
 
 
 def images(task):
@@ -39,14 +37,12 @@ def read(task, chosen, device):
 
 @exact_inference
 @torch.no_grad()
-def draw(prior, task, chosen, members, calls, v=None):
-    """Mean (B, C, *grid) and members (B, M, C, *grid) of the answers to some samples' inputs, or to
-    other inputs v. A member is a function of sample and number; with one call all are the mean."""
+def draw(prior, task, chosen, members, calls):
+    """Mean (B, C, *grid) and members (B, M, C, *grid) of the answers to some samples' inputs. A
+    member is a function of sample and number; with one call all are the mean."""
     mirrors, device, count = images(task), prior.scale.device, len(chosen)
-    _, own, cond = read(task, chosen, device)
-    v = own if v is None else v
-    size, tokens = prior.size(v, cond), None
-    mirror = mirrors.repeat(count, 1).to(device)
+    _, v, cond = read(task, chosen, device)
+    size, mirror, tokens = prior.size(v, cond), mirrors.repeat(count, 1).to(device), None
     size, cond = (x.repeat_interleave(len(mirrors), 0) for x in (size, cond))
     if v is not None:
         v = v.repeat_interleave(len(mirrors), 0)[:, None]
@@ -56,9 +52,9 @@ def draw(prior, task, chosen, members, calls, v=None):
 
     def field(x, size, mirror):
         u = task.decode(prior.latent(x, size)[:, None])
-        return moved(u, task.fields, mirror=mirror)[:, 0]
+        return moved(u, task.fields, mirror=mirror)[:, 0].unflatten(0, (count, -1))
 
-    means = field(x, size, mirror).unflatten(0, (count, -1))
+    means = field(x, size, mirror)
     mean = means.mean(1)
     if calls == 1:
         return mean, mean[:, None].expand(-1, members, *mean.shape[1:])
@@ -68,7 +64,7 @@ def draw(prior, task, chosen, members, calls, v=None):
         for t in (x, size, mirror, cond, tokens))
     noise = member_noise(0, chosen, members, device, 0, x[0].numel()).view_as(x)
     x = x + prior.draw(cond, tokens, noise, calls - 1)
-    return mean, mean[:, None] + field(x, size, mirror).unflatten(0, (count, -1)) - means[:, which]
+    return mean, mean[:, None] + field(x, size, mirror) - means[:, which]
 
 
 def steady_forecasts(prior, task, members, calls):
@@ -81,17 +77,16 @@ def steady_forecasts(prior, task, members, calls):
 
     return {"members": lambda s: iter([draw(prior, task, s.chosen, members, calls)[1]]),
             "mean": lambda s: iter([draw(prior, task, s.chosen, 1, 1)[1]]), "law": law,
-            "codec": yardsticks(task)["codec"]}
+            "codec": make_forecasts(task, 0, None)["codec"]}
 
 
 def validate_steady(run, prior, task, calls):
     """Validation scores in physical units; with one call they are those of the mean."""
-    members = run.cfg.members
-    forecasts = {"members": steady_forecasts(prior, task, members, calls)["members"]}
+    forecasts = {"members": steady_forecasts(prior, task, run.cfg.members, calls)["members"]}
     tables, _ = measure(run.accelerator, task, forecasts,
-                        task.fields.split("val")[: run.cfg.val_trajectories],
-                        only=("nrmse", "sample_nrmse", "crps", "spread_skill"), members=members)
-    scores = _scores(tables["members"], members)
+                        task.fields.split("val")[: run.cfg.val_trajectories], only=SCORES,
+                        members=run.cfg.members)
+    scores = _scores(tables["members"], run.cfg.members)
     return {f"val/{name}": value for name, value in scores.items()
             if calls > 1 or name != "spread_skill"}
 
@@ -117,49 +112,45 @@ def left_over(prior, task, limit=256):
     return deviation.clamp(min=1e-6 * deviation.max())
 
 
-def calibrate(accelerator, prior, task, members, calls):
-    """Scale what is drawn so that the CRPS on the fit split is least.
+def calibrate(prior, task, members, calls):
+    """Scale what is drawn so that the CRPS on the fit split is least. Every rank finds the same.
 
     Residuals of the samples that the networks saw are smaller than others, and a few samples are
     far off: the ratio of spread and skill on so few would follow those alone.
     """
-    forecasts = steady_forecasts(prior, task, members, calls)
-
-    def scaled(s, drawn):
-        (mean,) = forecasts["mean"](s)
-        return {"crps_scaled": torch.stack([crps(mean + factor * (drawn - mean), s.u[:, 1]).mean(1)
-                                            for factor in FACTORS], 1)}
-
-    tables, _ = measure(accelerator, task, {"members": forecasts["members"]},
-                        task.fields.split("fit"), only=(), members=members, extra=scaled)
-    prior.scale.mul_(FACTORS[tables["members"]["crps_scaled"].mean((0, 1)).argmin()])
+    scores = 0
+    for chosen in task.fields.split("fit").split(16):
+        mean, drawn = draw(prior, task, chosen, members, calls)
+        u, mean = read(task, chosen, drawn.device)[0], mean[:, None]
+        scores = scores + torch.stack([crps(mean + factor * (drawn - mean), u).mean(1).sum()
+                                       for factor in FACTORS])
+    prior.scale.mul_(FACTORS[scores.argmin().item()])
 
 
 def test_steady(run, prior, task):
     """Test once; table, `test.json` and picture. Every rank calls."""
     members, calls, test = run.cfg.members, run.cfg.calls, task.fields.split("test")
     tables, _ = measure(run.accelerator, task, steady_forecasts(prior, task, members, calls), test,
-                        members=members)
+                        only=SCORES, members=members)
     scores = _scores(tables["members"], members)
-    errors = {f"mean of {members} members, {calls} calls each": ("members", scores.pop("nrmse")),
-              "one member": ("sample", scores.pop("nrmse_sample"))}
-    for label, name in ((f"mean alone, a call for each of {len(images(task))} images", "mean"),
-                        ("mean of train, scaled by the law of its size", "law"),
-                        ("codec floor", "codec")):
-        errors[label] = name, mean_error(tables[name])
+    errors = {"members": scores.pop("nrmse"), "sample": scores.pop("nrmse_sample"),
+              **{name: mean_error(tables[name]) for name in ("mean", "law", "codec")}}
     result = {"samples": len(test), "members": members, "calls": calls, **scores,
               "mae": tables["mean"]["mae"].mean().item(),
-              **{f"nrmse_{name}": error for name, error in errors.values()}}
+              **{f"nrmse_{name}": error for name, error in errors.items()}}
     chosen = best_median_worst(tables["members"]["nrmse"], test)
     u, v, _ = read(task, chosen, "cpu")
     drawn = draw(prior, task, chosen, members, calls)[1].cpu()  # every rank
     if not run.accelerator.is_main_process:
         return
-    run.write("test.json", {"definition": DEFINITION, "split": "test",
-                            "tasks": {task.name: result}})
+    run.write("test.json", {"definition": {name: DEFINITIONS[name] for name in SCORES},
+                            "split": "test", "tasks": {task.name: result}})
+    labels = (f"mean of {members} members, {calls} calls each", "one member",
+              f"mean alone, a call for each of {len(images(task))} images",
+              "mean of train, scaled by the law of its size", "codec floor")
     print(text_table(f"{task.name}: {' '.join(task.facts.channels)} of {len(test)} test samples",
-                     ["nRMSE"], {label: [error] for label, (_, error) in errors.items()}, width=50))
+                     ["nRMSE"], dict(zip(labels, ([e] for e in errors.values()), strict=True)), 50))
     print(f"CRPS {result['crps']:.2e} (absolute error of the mean {result['mae']:.2e}), spread / "
           f"skill {result['spread_skill']:.2f}")
     picture(run.folder / "steady.png", draw_steady, task.facts, v, u, drawn,
-            [tables["members"]["nrmse"][test == one].mean().item() for one in chosen])
+            three(tables["members"]["nrmse"].nanmean(2).numpy()))
