@@ -34,7 +34,6 @@ from ups.eval.metrics import nrmse
 from ups.files import read_json
 from ups.simulator import Simulator
 
-
 PUBLISHED = {"advection1d": (256, 41), "burgers1d": (256, 41), "diffreact2d": (128, 101),
              "swe2d": (128, 101), "darcy2d": (128, 2)}  # points per axis and frames, after strides
 
