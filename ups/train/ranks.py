@@ -6,6 +6,7 @@ catches locally, leaves the `except` block, and tells the others in a collective
 
 import contextlib
 import ctypes
+import math
 import os
 import secrets
 import select
@@ -146,20 +147,19 @@ class Agreement:
 
     def __init__(self, accelerator, timeout):
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self.patience, self.calls, self.codes = 0.8 * timeout, 0, []
+        self.patience, self.codes = 0.8 * timeout, []
         self.late = accelerator.device.type == "cuda" and self.world > 1
-        self.over = threading.Event()
+        self.waits, self.since, self.over = 0, math.inf, threading.Event()
         places = everyone(accelerator, [*place(), secrets.token_hex(4)])
         self.deaths, self.token = Deaths([where for *where, _ in places]), places[0][-1]
         if self.late:
             self.copy = torch.empty(self.world, pin_memory=True)
             self.arrived = torch.cuda.Event()
         elif self.world > 1:  # its threads end in time
-            self.group = dist.new_group(timeout=timedelta(seconds=timeout))
+            self.group = dist.new_group(timeout=timedelta(seconds=timeout + LEAST))
 
     def share(self, buffer, code):
         """Sum `buffer` over the ranks; `read` gives the code of each."""
-        self.calls += 1
         if self.world == 1:
             self.codes = [code]
             return
@@ -195,31 +195,26 @@ class Agreement:
         return codes
 
     def _wait(self, done):
-        """Wait for all ranks: say so in the store after a while; at the end look who has not."""
-        began, store = time.monotonic(), None
-        while not done():
-            waited = time.monotonic() - began
-            if self.deaths.ended.is_set():
-                raise RunError(f"{self.deaths.story()[1]}; run the same command again.")
-            if store is None and waited > min(1, self.patience / 2):
-                store = dist.distributed_c10d._get_default_store()
-                store.set(f"{self.token} {self.calls} {self.rank}", "waits")
-            if waited > self.patience:
-                signal.alarm(90)  # the end of this process may wait for the device, in vain
-                raise RunError(self._silent(store, self.calls, waited))
-            time.sleep(0 if waited < 2e-3 else 1e-4)  # a GPU is about to be ready
+        began = time.monotonic()
+        with self.waiting():
+            while not done():
+                if self.deaths.ended.is_set():
+                    raise RunError(f"{self.deaths.story()[1]}; run the same command again.")
+                time.sleep(0 if time.monotonic() < began + 2e-3 else 1e-4)  # a GPU is about to be
 
-    def _silent(self, store, call, seconds):
-        return self._told([rank for rank in range(self.world)
-                           if not store.check([f"{self.token} {call} {rank}"])], seconds)
-
-    def _told(self, ranks, seconds):
-        who = f"rank {', '.join(map(str, ranks))}" if ranks else "the network"
-        return f"{who} does not answer after {seconds:.0f} s; run the same command again."
+    @contextlib.contextmanager
+    def waiting(self):
+        """Around what all ranks come to, each as often as the others."""
+        self.waits, self.since = self.waits + 1, time.monotonic()
+        try:
+            yield
+        finally:
+            self.since = math.inf
 
     def listen(self, end):
-        """Until `over` is set, say every second that this process lives; `end(sentence)`, in
-        another thread, when one has not for too long: it stands still, or its machine is gone.
+        """Until `over` is set, say every second that this process lives, and how often it has
+        waited for the others. `end(sentence)`, in another thread, names those that stand still, or
+        do not come where this one waits, for too long.
 
         The first process hears all others, those hear the first. Time in which this process stood
         still itself does not count.
@@ -229,53 +224,44 @@ class Agreement:
         store = dist.distributed_c10d._get_default_store().clone()
         patience = max(LEAST, self.patience)
         store.set_timeout(timedelta(seconds=patience))
+        keys = [f"{self.token} lives {rank}" for rank in range(self.world)]
         ranks = range(1, self.world) if self.rank == 0 else (0,)
-        own, *keys = (f"{self.token} lives {rank}" for rank in (self.rank, *ranks))
+
+        def told(silent, seconds):
+            who = f"rank {', '.join(map(str, silent))}" if silent else "the network"
+            end(f"{who} does not answer after {seconds:.0f} s; run the same command again.")
 
         def beat():
-            heard, last = {}, time.monotonic()
+            heard, last, awake = {}, time.monotonic(), 0
             while not self.over.wait(1):
-                began = time.monotonic()
+                began, since, waits = time.monotonic(), self.since, self.waits
+                waited, everywhere = began - max(since, awake), []
                 try:
-                    store.set(own, str(began))
-                    values = store.multi_get(keys)  # waits for those that have not begun
+                    store.set(keys[self.rank], f"{waits} {began}")
+                    values = store.multi_get([keys[rank] for rank in ranks])  # once they have begun
+                    if waited > self.patience:
+                        everywhere = store.multi_get(keys)
                 except RuntimeError:
                     if time.monotonic() - began > 0.9 * patience:
-                        end(self._told([0] if self.rank else heard.keys() ^ {*ranks}, patience))
+                        told([0] if self.rank else heard.keys() ^ {*ranks}, patience)
                     return  # else the store ended with the launcher, which ends us too
                 now, still = time.monotonic(), began - last > LEAST
+                awake = now if still else awake
+                if everywhere and not still and since == self.since:
+                    told([rank for rank, value in enumerate(everywhere)
+                          if value != OVER and int(value.split()[0]) < waits], waited)
                 for rank, value in zip(ranks, values, strict=True):
                     if still or rank not in heard or heard[rank][0] != value:
                         heard[rank] = value, now
                 silent = [rank for rank, (value, since) in heard.items()
                           if now - since > patience and value != OVER]
                 if silent:
-                    end(self._told(silent, patience))
+                    told(silent, patience)
                 last = now
             with contextlib.suppress(RuntimeError):
-                store.set(own, OVER)
+                store.set(keys[self.rank], OVER)
 
         threading.Thread(target=beat, daemon=True).start()
-
-    @contextlib.contextmanager
-    def watched(self, end):
-        """Around FSDP2's own collectives, in which this thread cannot look: `end(sentence)`, in
-        another thread, when they do not come to their end."""
-        over, call = threading.Event(), self.calls + 1
-
-        def watch():
-            if over.wait(self.patience / 2):
-                return
-            store = dist.distributed_c10d._get_default_store()
-            store.set(f"{self.token} {call} {self.rank}", "waits")
-            if not over.wait(self.patience / 2):
-                end(self._silent(store, call, self.patience))
-
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
 
 
 class MixedAccelerator(Accelerator):

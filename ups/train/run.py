@@ -281,7 +281,7 @@ class Run:
         self.backward.settle()
         self._check_finite(float(self.backward.mean))
         alone = contextlib.nullcontext()
-        with self.agree.watched(self.end_at_once) if self.backward.sharded else alone:
+        with self.agree.waiting() if self.backward.sharded else alone:
             tensors = checkpoint.gather_state(self.accelerator, **self.parts)
         if on_main(self.accelerator, self._write, tensors):
             self.last_saved = self.step

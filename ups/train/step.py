@@ -135,7 +135,7 @@ class Backward:
         rows, splits = len(batch["rows"]), 0
         self.micro_batch = min(self.micro_batch or rows, rows)
         run, alone = self.run, contextlib.nullcontext()
-        with run.agree.watched(run.end_at_once) if self.sharded else alone:
+        with run.agree.waiting() if self.sharded else alone:
             error = self._attempt(batch, rows)
         while is_out_of_memory(error) and self.micro_batch > 1 and not self.sharded:
             error = None  # its traceback pins the memory that is wanted back
