@@ -17,7 +17,9 @@ import train_operator as script
 from ups.config import command
 from ups.data.make import make
 from ups.train import dry_run as module
+from ups.train.ema import EMA
 
+G = 10**9
 TINY = ["--steps", "12", "--batch_size", "8", "--eval_every", "6", "--save_every",
         "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2", "--model.modes", "4",
         "--val_trajectories", "4"]
@@ -34,6 +36,12 @@ def flags(folder, data, *more):
     return ["--run", str(folder / "run"), "--data", str(data), "--tasks", "burgers1d",
             "--cache", str(folder / "cache"),
             *TINY, *map(str, more)]
+
+
+def predicted(*given):
+    """{GPUs: numbers of its line}"""
+    lines = [line.replace("%", "").split() for line in module.table(*given).splitlines()[1:]]
+    return {int(line[0]): [float(cell) for cell in line[1:]] for line in lines}
 
 
 def content(folder):
@@ -64,13 +72,6 @@ def test_two_processes_beside_a_finished_run_that_is_locked(tmp_path, data):
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
     shown = float(re.search(r"checkpoint +([\d.]+) MiB, 2 kept", table)[1])
     assert shown == pytest.approx(size / 2**20, abs=0.06) and shown > 0.1
-
-
-def test_the_first_dry_run_leaves_data_codec_and_cache(tmp_path, data, capsys):
-    assert dry_run(*flags(tmp_path, data, "--steps", 3)) == 0  # fewer than it would take
-    assert "for 3 steps" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
-    assert (tmp_path / "run/codec/burgers1d/model/model.safetensors").stat().st_size > 0
 
 
 def test_a_disk_that_is_full_or_too_small(tmp_path, data, capsys, monkeypatch):
@@ -134,13 +135,15 @@ def test_a_signal_ends_it_with_a_sentence(tmp_path, data, capsys, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
 
 
-def test_what_a_killed_dry_run_left_does_not_matter(tmp_path, data):
+def test_what_a_killed_one_left_does_not_matter_and_the_codec_stays(tmp_path, data, capsys):
     left = tmp_path / "run" / "operator.dry_run"
     (left / "checkpoints" / "step_99").mkdir(parents=True)
     (left / "config.json").write_text('{"lr": 7.0}')
     (left / "exit.json").write_text('{"status": "out_of_memory", "micro_batch": 2}')
-    assert dry_run(*flags(tmp_path, data)) == 0
-    assert not left.exists()
+    assert dry_run(*flags(tmp_path, data, "--steps", 3)) == 0  # fewer than it would take
+    assert "for 3 steps" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
+    assert (tmp_path / "run/codec/burgers1d/model/model.safetensors").stat().st_size > 0
 
 
 def test_one_rank_out_of_memory_ends_a_dry_run_of_two(tmp_path):
@@ -161,3 +164,30 @@ toy.command(toy.main)
     assert done.returncode == 1
     assert "error: rank 1 is out of memory at 1 rows" in done.stderr
     assert not list((tmp_path / "run").rglob("*"))
+
+
+def test_communication_is_what_crosses_the_slowest_link():
+    for gpus, passes, inside, seconds in (
+            (1, 2, 100e9, 0), (2, 2, 100e9, 2 * (4 * 0.5 / 100 + 20e-6)),
+            (8, 3, 100e9, 3 * (4 * 7 / 8 / 100 + 60e-6)),
+            (512, 2, 100e9, 2 * (4 * 511 / 512 / 40 + 180e-6)),
+            (512, 2, 1e9, 2 * (4 * 511 / 512 + 180e-6))):
+        assert module.communication(gpus, G, passes, inside) == pytest.approx(seconds)
+
+
+def test_a_prediction_goes_through_what_was_measured():
+    gib, sent = 2**30, 0.04004
+    ddp = predicted(0.5, 30 * gib, G, 24 * gib, 24 * gib, 100e9, 2, "DDP")
+    assert ddp[2] == [0.5, 30.0, 8.0, pytest.approx(0.5 + sent / 2, abs=1e-4), 18.0, 11.5]
+    assert ddp[1] == [pytest.approx(0.46, abs=1e-4), 30.0, 0.0] * 2
+    assert ddp[512][1] == 30.0 and ddp[512][4] == pytest.approx(6.05, abs=0.01)
+    assert ddp == predicted(0.5 + sent / 2, 18 * gib, G, 24 * gib, 12 * gib, 100e9, 2, "FSDP2")
+
+
+def test_sizes_count_weights_gradients_averages_and_moments():
+    model = torch.nn.Linear(9, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(9)).sum().backward()
+    optimizer.step()
+    run = SimpleNamespace(parts={"model": model, "optimizer": optimizer, "ema": EMA(model, 0.9)})
+    assert module.sizes(run) == (100, 2408, 2408)  # 6 x 400 and two counters

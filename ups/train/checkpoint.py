@@ -26,13 +26,19 @@ from ups.files import sha256, written
 FILES = ("state.safetensors", "state.json")
 
 
-def gather_state(accelerator, model, optimizer, ema):
-    """Name every tensor of the training state, whole on the main process. Every rank calls."""
+def named(accelerator, model, ema):
+    """{name: tensor} of the weights and their averages, as they live."""
     model = accelerator.unwrap_model(model)
-    params = [name for name, _ in model.named_parameters()]
     tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
     for kind, averages in (("ema", ema.shadow), ("best", ema.best)):
-        tensors |= {f"{kind}/{name}": t for name, t in zip(params, averages, strict=True)}
+        tensors |= {f"{kind}/{name}": t for (name, _), t in
+                    zip(model.named_parameters(), averages, strict=True)}
+    return tensors
+
+
+def gather_state(accelerator, model, optimizer, ema):
+    """Name every tensor of the training state, whole on the main process. Every rank calls."""
+    tensors = named(accelerator, model, ema)
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{key}": t for key, t in values.items()}
     return whole(accelerator, tensors)
@@ -60,11 +66,7 @@ def restore_state(accelerator, tensors, groups, model, optimizer, ema):
             return distribute_tensor(tensor.to(live.device), live.device_mesh, live.placements)
         return tensor
 
-    model = accelerator.unwrap_model(model)
-    lives = {f"model/{name}": live for name, live in model.state_dict().items()}
-    for kind, averages in (("ema", ema.shadow), ("best", ema.best)):
-        lives |= {f"{kind}/{name}": live for (name, _), live in
-                  zip(model.named_parameters(), averages, strict=True)}
+    lives = named(accelerator, model, ema)
     for name, live in lives.items():
         if name not in tensors or tensors[name].shape != live.shape:
             raise UsageError(f"the checkpoint has no such {name.partition('/')[2]}: another "

@@ -3,6 +3,14 @@
 Both take a few steps, with a validation and a checkpoint after the last one. A dry run does so in a
 folder of its own, prints what it saw and leaves data, codec and cache. Before a run of so many
 minutes the steps are undone, and the schedule gets as many as there is time for.
+
+A dry run also predicts a step on N GPUs, each with as many rows as one had here and t seconds of
+compute. With P parameters in float32 and b bytes per second:
+
+    DDP     t + 2 (N - 1) / N 4 P / b    all-reduce of the gradients, after backward
+    FSDP2   t + 3 (N - 1) / N 4 P / b    weights gathered twice, gradients scattered; no overlap
+
+FSDP2 shares weights, gradients, moments and averages among the N.
 """
 
 import contextlib
@@ -10,12 +18,12 @@ import itertools
 import resource
 import shutil
 import sys
-from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ups.config import RunError, UsageError
-from ups.train import cost
+from ups.train import folder
 from ups.train.checkpoint import checkpoints
 from ups.train.ema import local, reshard
 from ups.train.ranks import everyone, now, on_main
@@ -24,6 +32,9 @@ from ups.train.tracking import Metrics
 
 GIB = 2**30
 TEST = 10  # times as long as a validation, about
+MACHINE, INSIDE, BETWEEN = 8, 300e9, 40e9  # GPUs of one; bytes/s in it and between several
+LATENCY = 20e-6  # seconds, for each doubling of N
+GPUS, PASSES = (1, 2, 8, 64, 512), {"DDP": 2, "FSDP2": 3}
 
 
 class DryRunDone(RunError):
@@ -61,8 +72,8 @@ def measure(run, steps):
 def undone(run):
     """What is done in here to weights, averages and moments is undone, in the same memory."""
     model, ema, optimizer = (run.parts[name] for name in ("model", "ema", "optimizer"))
-    weights, folder, metrics = local(model.parameters()), run.folder, run.metrics
-    begin, run.folder = [p.clone() for p in weights], folder / "trial"
+    weights, kept = local(model.parameters()), (run.folder, run.metrics)
+    begin, run.folder = [p.clone() for p in weights], run.folder / "trial"
     run.metrics = Metrics(run.folder / "metrics.jsonl")
     if run.accelerator.is_main_process:
         run.folder.mkdir(exist_ok=True)
@@ -73,7 +84,7 @@ def undone(run):
     finally:
         if run.accelerator.is_main_process:
             shutil.rmtree(run.folder)
-        run.folder, run.metrics = folder, metrics
+        run.folder, run.metrics = kept
     with torch.no_grad():
         for tensors in (weights, local(ema.shadow), local(ema.best)):
             torch._foreach_copy_(tensors, begin)
@@ -104,14 +115,13 @@ def report(run, seconds, last):
     peak = (torch.cuda.max_memory_allocated() if run.accelerator.device.type == "cuda" else
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     peaks = everyone(run.accelerator, peak)
-    needs = cost.sizes(run)
-    inside = cost.bandwidth(run.accelerator, needs[0])
-    strategy = "FSDP2" if run.backward.sharded else "DDP"
-    costs = cost.table(seconds, max(peaks), *needs, inside, len(peaks), strategy)
-    raise DryRunDone(on_main(run.accelerator, _table, run, seconds, last, peaks, costs))
+    needs = sizes(run)
+    costs = table(seconds, max(peaks), *needs, bandwidth(run.accelerator, needs[0]), len(peaks),
+                  "FSDP2" if run.backward.sharded else "DDP")
+    raise DryRunDone(on_main(run.accelerator, _print, run, seconds, last, peaks, costs))
 
 
-def _table(run, seconds, last, peaks, costs):
+def _print(run, seconds, last, peaks, costs):
     """Print the needs (main process); return the fault of the disk, if there is one."""
     found = checkpoints(run.folder / "checkpoints")
     if not found:
@@ -131,28 +141,62 @@ dry run of {run.stage}: {len(peaks)} process{"es" * (len(peaks) > 1)}, {device}
   checkpoint             {size / 2**20:.1f} MiB, {cfg.keep} kept: {need:.2f} GiB needed, \
 {free:.1f} GiB free
 
-predicted for N GPUs with {share} rows each (ups/train/cost.py):
+predicted for N GPUs with {share} rows each (ups/train/dry_run.py):
 {costs}""", flush=True)
     return "" if need <= free else (f"checkpoints need {need:.1f} GiB and {free:.1f} GiB are free: "
                                     "lower --keep, or put --run on a larger disk.")
 
 
-def clear(folder):
-    """Forget what a dry run that was killed has left; its lock is ours now (main process)."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != ".lock":
-            path.unlink()
+def communication(gpus, parameters, passes, inside):
+    """Seconds in which (N - 1) / N of all parameters cross the slowest link so many times."""
+    rate = inside if gpus <= MACHINE else min(BETWEEN, inside)
+    return passes * (4 * parameters * (gpus - 1) / gpus / rate
+                     + LATENCY * (gpus - 1).bit_length())
+
+
+def sizes(run):
+    """Parameters; the bytes of all that FSDP2 shares, and those of it on this rank."""
+    model, optimizer, ema = (run.parts[name] for name in ("model", "optimizer", "ema"))
+    params = list(model.parameters())
+    moments = itertools.chain(*(state.values() for state in optimizer.state.values()))
+    shared = [*params, *params, *ema.shadow, *ema.best, *moments]  # once more for the gradients
+    own = [getattr(t, "to_local", lambda t=t: t)() for t in shared]
+    return sum(p.numel() for p in params), *(sum(t.nbytes for t in ts) for ts in (shared, own))
+
+
+def bandwidth(accelerator, parameters):
+    """Bytes per second of an all-reduce, timed where there are several processes."""
+    world, count = accelerator.num_processes, min(parameters, 2**26)
+    if world == 1:
+        return INSIDE
+    buffer, times = torch.zeros(count, device=accelerator.device), []
+    for _ in range(5):
+        times.append(now())
+        dist.all_reduce(buffer)
+    quickest = min(b - a for a, b in itertools.pairwise([*times, now()]))
+    return 2 * (world - 1) / world * buffer.nbytes / quickest
+
+
+def table(seconds, memory, parameters, shared, own, inside, world, strategy):
+    """Lines for N GPUs, from `seconds` and bytes of `memory` on `world` of them."""
+    compute = seconds - communication(world, parameters, PASSES[strategy], inside)
+    lines = [f"{'GPUs':>6}  " + "".join(f"{name + ' s/step':>14}{'GiB':>8}{'of it sent':>12}"
+                                        for name in PASSES)]
+    for gpus in GPUS:
+        cells = [f"{gpus:>6}  "]
+        for name, passes in PASSES.items():
+            sent = communication(gpus, parameters, passes, inside)
+            held = memory - own + shared / (gpus if name == "FSDP2" else 1)
+            cells.append(f"{compute + sent:>14.4f}{held / 2**30:>8.2f}"
+                         f"{sent / (compute + sent):>12.1%}")
+        lines.append("".join(cells))
+    return "\n".join(lines)
 
 
 def end(run, error):
     """Remove the folder, and say what was found: `command` prints an error's sentence."""
     if run.accelerator.is_main_process:
-        shutil.rmtree(run.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a folder stays where it holds anything
-            run.folder.parent.rmdir()
-            Path(run.cfg.run).rmdir()
+        folder.remove(run.folder)
     if is_out_of_memory(error):
         rows = getattr(getattr(run, "backward", None), "micro_batch", 0)
         cure = f"use --micro_batch {rows // 2}" if rows > 1 else "a smaller model or batch will fit"

@@ -6,12 +6,12 @@ without a word. All of this is the main process's.
 
 import contextlib
 import json
+import shutil
 import sys
 
 from ups.config import UsageError, flat
 from ups.files import lock_folder, read_json, refuse_links, write_json
 from ups.memory import kernel_kills
-from ups.train import dry_run
 from ups.train.checkpoint import checkpoints, step_of
 from ups.train.ranks import MEMORY, place
 
@@ -25,8 +25,9 @@ def take(run, systems):
     folder, config = run.folder, flat(run.cfg)
     refuse_links(folder, run.cfg.run)
     run.lock = lock_folder(folder, "--run")
-    if run.cfg.dry_run:
-        dry_run.clear(folder)
+    if run.cfg.dry_run:  # forget what one that was killed has left
+        for path in {*folder.iterdir()} - {folder / ".lock"}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     end = read_json(folder / "exit.json") or _killed(folder)
     finished = end.get("status") == "done"
     if finished or checkpoints(folder / "checkpoints"):
@@ -34,11 +35,9 @@ def take(run, systems):
         if config["minutes"]:  # they became steps, once and for all
             end["steps"] = config["steps"] = old.get("steps")
             systems -= {"minutes"}
-        try:
-            _compare(folder, old, config, systems, finished)
-        except UsageError:
+        if fault := _fault(folder, old, config, systems, finished):
             run.lock.close()
-            raise
+            raise UsageError(f"{folder} {fault}.")
     if finished:
         print(f"{folder} is finished (step {end['step']}); its test numbers are in "
               f"{folder / 'test.json'}. For a new run give another --run; to write model and "
@@ -46,18 +45,20 @@ def take(run, systems):
     return end
 
 
-def _compare(folder, old, new, systems, finished):
+def _fault(folder, old, new, systems, finished):
+    """What speaks against going on in this folder, or None."""
     if not old:
-        raise UsageError(f"{folder} has no config.json, so nobody knows what it was trained with; "
-                         "put it back, or give another --run.")
+        return ("has no config.json, so nobody knows what it was trained with; put it back, or "
+                "give another --run")
     changed = [key for key in sorted(old.keys() & new.keys() - systems) if old[key] != new[key]]
-    if changed:
-        names = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in changed)
-        longer = finished and changed == ["steps"] and old["steps"] < new["steps"]
+    if not changed:
+        return None
+    cure = "Use the old values to resume, or give another --run"
+    if finished and changed == ["steps"] and old["steps"] < new["steps"]:
         cure = ("Its learning rate ended with its steps; to train its weights further, give "
-                f"another --run and --init {folder.parent}" if longer else
-                "Use the old values to resume, or give another --run")
-        raise UsageError(f"{folder} was trained with another configuration: {names}. {cure}.")
+                f"another --run and --init {folder.parent}")
+    names = ", ".join(f"{key} ({old[key]} -> {new[key]})" for key in changed)
+    return f"was trained with another configuration: {names}. {cure}"
 
 
 def begin(folder, config, micro_batch):
@@ -71,10 +72,13 @@ def begin(folder, config, micro_batch):
 def leave(folder):
     """Wrong use, found before any training, leaves no folder behind that says nothing."""
     if {path.name for path in folder.iterdir()} <= {".lock"}:
-        (folder / ".lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the run's folder is not empty
-            folder.rmdir()
-            folder.parent.rmdir()
+        remove(folder)
+
+
+def remove(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the run's folder is not empty
+        folder.parent.rmdir()
 
 
 def _killed(folder):
