@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from factual import facts
+from factual import facts, smooth
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ups.models.any_point import interpolate
 from ups.models.codec import (
     build_codec,
     component_errors,
     fit_patch,
     from_patches,
-    interpolate,
     patch_sizes,
     to_patches,
     truncate,
@@ -23,18 +23,6 @@ from ups.models.precision import products
 from ups.relative_error import mean_relative_error
 
 GRIDS = {1: ((32,), 4), 2: ((16, 8), (4, 2)), 3: ((4, 8, 4), 2)}
-
-
-def smooth(count, channels, grid, seed=0, dtype=torch.float64):
-    """Random fields whose spectrum falls off, with other means and sizes in each channel."""
-    u = torch.randn(count, channels, *grid, dtype=dtype,
-                    generator=torch.Generator().manual_seed(seed))
-    for axis, n in enumerate(grid):
-        decay = (1 + torch.fft.fftfreq(n, 1 / n).abs()) ** -2.0
-        shape = [n if a == axis else 1 for a in range(len(grid))]
-        u = torch.fft.ifft(torch.fft.fft(u, dim=2 + axis) * decay.view(shape), dim=2 + axis).real
-    size = torch.logspace(0, 1, channels, dtype=dtype).view(-1, *[1] * len(grid))
-    return size * (u + 0.3)
 
 
 def fit(u, val=None, patch=4, batch=8, boundary="periodic", given=(), **kw):

@@ -48,24 +48,16 @@ def batch(model, task=0, size=2, dtype=torch.float32):
 
 @each_body
 @pytest.mark.parametrize("task", range(3))
-def test_starts_as_the_identity(body, task):
-    model = make(body, MIX, started=False)
-    z0, dt, cond = batch(model, task)
-    assert torch.equal(model(z0, dt, cond, task), z0)
-
-
-@each_body
-@pytest.mark.parametrize("task", range(3))
-def test_every_parameter_has_a_gradient_and_padding_is_left_alone(body, task):
-    model = make(body, MIX)
-    z0, dt, cond = batch(model, task)
+def test_starts_as_the_identity_and_every_parameter_has_a_gradient(body, task):
+    z0, dt, cond = batch(model := make(body, MIX), task)
     z0[..., MIX[task].width:] = 7.0
+    assert torch.equal(make(body, MIX, started=False)(z0, dt, cond, task), z0)
     z1 = model(z0, dt, cond, task)
     z1.square().sum().backward()
     for name, p in model.named_parameters():  # all but what is another task's own
         owner = re.search(r"\.(?:inp|out|task|mixer|mlp)\.(\d+)", name)
         assert (p.grad is not None) == (not owner or int(owner[1]) == task), name
-    assert torch.equal(z1[..., MIX[task].width:], z0[..., MIX[task].width:])
+    assert torch.equal(z1[..., MIX[task].width:], z0[..., MIX[task].width:])  # padding
     assert (z1 - z0)[..., :MIX[task].width].abs().amin(-1).max() > 0
     assert model.body.task[task].grad.abs().sum() > 0
 
@@ -87,32 +79,14 @@ def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
     assert (moved - model(z0, dt, cond)).abs().max() > 0.1
 
 
-@each_body
-def test_walls_are_felt(body):
-    """On a closed axis a shift must not go around, and the two ends must differ."""
-    model = make(body, [TaskSpec("t", (1, 1, 32), 3, WALLS)])
-    z0, dt, cond = batch(model)
-    shifted = model(z0.roll(8, 1), dt, cond).roll(-8, 1)
-    assert (shifted - model(z0, dt, cond)).abs().max() > 1e-2
-
-
-@each_body
-def test_a_wrong_number_of_tokens_is_refused(body):
-    model = make(body, MIX)
-    z0, dt, cond = batch(model, 1)
-    with pytest.raises(ValueError, match="do not fill a token grid"):
-        model(z0[:, 1:], dt, cond, 1)
-
-
-@each_body
-def test_a_shuffled_parameter_raises_the_error(body):
+def test_a_shuffled_parameter_raises_the_error():
     """Learn z1 = (1 - cond) z0, 0 < cond < 2, then give every sample the parameter of another."""
-    model = make(body, started=False, depth=3)
+    model = make("fourier", [dataclasses.replace(LINE, tokens=(1, 1, 8))], started=False, depth=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(2)
 
     def error(shuffle):
-        z0 = torch.randn(32, 32, 4, generator=generator)
+        z0 = torch.randn(32, 8, 4, generator=generator)
         cond = 2 * torch.rand(32, 1, generator=generator)
         target = (1 - cond[:, None]) * z0
         z1 = model(z0, torch.full((32,), 0.1), cond.roll(1, 0) if shuffle else cond)
@@ -129,20 +103,23 @@ def test_a_shuffled_parameter_raises_the_error(body):
 
 
 @each_body
-def test_dt_boundary_and_task_enter(body):
+def test_dt_parameters_boundary_and_task_enter(body):
     model = make(body, [LINE, TaskSpec("other", LINE.tokens, 4, CIRCLE, ("nu",)),
                         TaskSpec("closed", LINE.tokens, 4, WALLS, ("nu",))])
     z0, dt, cond = batch(model)
     z1 = model(z0, dt, cond)
-    for other in (model(z0, 2 * dt, cond), model(z0, dt, cond, 1), model(z0, dt, cond, 2)):
+    asked_once = model.modulate(dt, cond)  # as a roll-out does
+    assert torch.equal(model(z0, dt, cond, modulation=asked_once), z1)
+    for other in (model(z0, 2 * dt, cond), model(z0, dt, cond.flip(0)), model(z0, dt, cond, 1),
+                  model(z0, dt, cond, 2)):
         assert (other - z1).abs().max() > 1e-3
 
 
 @each_body
 def test_autocast_compile_and_state_dict(body):
     """bf16 stays near float32; one graph without breaks; only weights are saved."""
-    model = make(body, MIX)
-    again = make(body, MIX, started=False)
+    model = make(body, MIX, depth=2)
+    again = make(body, MIX, started=False, depth=2)
     again.load_state_dict(model.state_dict())
     assert not any("grid" in name for name in model.state_dict())
     inputs = batch(model, 1)
@@ -155,7 +132,8 @@ def test_autocast_compile_and_state_dict(body):
     assert (rough - z1).norm() < 0.05 * (z1 - inputs[0]).norm()
 
     torch.compiler.reset()
-    model.compile(dynamic=False, fullgraph=True, backend="aot_eager")
+    model.compile(dynamic=False, fullgraph=True,
+                  backend="aot_eager" if body == "fourier" else "eager")
     compiled = model(*inputs, 1)
     compiled.sum().backward()
     torch.testing.assert_close(compiled, z1)
@@ -291,14 +269,6 @@ def test_the_condition_is_bounded():
 
 
 @each_body
-def test_what_a_rollout_asks_once_is_what_every_step_would_compute(body):
-    model = make(body, MIX)
-    z0, dt, cond = batch(model, 1)
-    assert torch.equal(model(z0, dt, cond, 1, None, model.modulate(dt, cond, 1)),
-                       model(z0, dt, cond, 1))
-
-
-@each_body
 def test_a_step_is_in_units_of_the_typical_change(body):
     z, change = torch.randn(2, 32, 4), (0.1, 3.0, 0.0, 1.0)
     plain, scaled = make(body), make(body, [dataclasses.replace(LINE, change=change)])
@@ -333,8 +303,7 @@ def test_each_stride_has_a_typical_change_of_its_own():
     assert moves[1][..., 0].mean(1).abs().max() < 1e-7 < moves[1][..., 1].mean(1).abs().min()
 
 
-@each_body
-def test_every_second_block_has_an_mlp_for_each_task(body):
+def test_every_second_block_has_an_mlp_for_each_task(body="fourier"):
     """Another task's MLP does not touch a result, its own does; a single task has nothing twice."""
     model = make(body, MIX, depth=4)
     chain = model.body.blocks
@@ -437,4 +406,6 @@ def test_inputs_are_read_at_every_step(body):
     assert (model(z0, dt, cond, 0, v) - model(z0, dt, cond, 0, -v)).abs().max() > 1e-4
     with pytest.raises(ValueError, match="line is given input tokens of 5 values"):
         model(z0, dt, cond)
+    with pytest.raises(ValueError, match="do not fill a token grid"):
+        model(z0[:, 1:], dt, cond, 0, v[:, 1:])
     model(*batch(model, 1), 1)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from factual import CIRCLE, WALLS, facts
+from factual import CIRCLE, facts
 
 import train_operator
 from ups.config import UsageError, flat, parse
@@ -84,11 +84,11 @@ def gradients(model, z0):
     return [z1.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@pytest.fixture(params=[CIRCLE, WALLS], ids=["circle", "walls"])
-def model(request):
+@pytest.fixture
+def model():
     torch.manual_seed(0)
-    model = LatentOperator(BodyConfig(dim=16, depth=3, modes=3), [
-        TaskSpec("t", (1, 6, 8), 4, request.param)])
+    model = LatentOperator(BodyConfig(dim=16, depth=2, modes=3), [
+        TaskSpec("t", (1, 6, 8), 4, (True, True, False))])
     for name, weight in model.named_parameters():
         if "modulation" in name or "body.out" in name:
             torch.nn.init.normal_(weight, std=0.3)
@@ -109,7 +109,7 @@ def test_recomputed_activations_give_the_same_gradients(model, compiled):
         after = gradients(model, z0)
     for a, b in zip(before, after, strict=True):
         torch.testing.assert_close(a, b, rtol=0 if not compiled else 1e-5, atol=1e-6 * compiled)
-    assert compiled or sum(kept) < 40_000  # 130,000 without
+    assert compiled or sum(kept) < 30_000  # 90,000 without
 
 
 def test_bfloat16_is_for_training_and_the_stream_stays_float32(model):
@@ -120,7 +120,7 @@ def test_bfloat16_is_for_training_and_the_stream_stays_float32(model):
     for block in model.body.blocks:
         block.register_forward_hook(lambda *call: streams.append(call[2].dtype))
     rough = gradients(model, z0)
-    assert rough[0].dtype == torch.float32 and streams == [torch.float32] * 3
+    assert rough[0].dtype == torch.float32 and streams == [torch.float32] * 2
     gaps = [(a - b).norm() / a.norm() for a, b in zip(exact, rough, strict=True)]
     assert 1e-5 < gaps[0] < 1e-2 and max(gaps) < 0.1
     arguments = z0, torch.full((2,), 0.1), torch.zeros(2, 0)
