@@ -1,6 +1,7 @@
 """The codec's script on tiny data: better than patch, used by the operator, equal on two ranks."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 from accelerate import Accelerator
@@ -13,7 +14,7 @@ from ups.config import UsageError
 from ups.data.make import make
 from ups.stages import load_codec
 
-TINY = ["--tasks", "burgers1d", "--stride_x", "2", "--batch_size", "8", "--model.hidden", "16",
+TINY = ["--stride_x", "2", "--batch_size", "8", "--model.hidden", "16",
         "--model.depth", "1", "--points", "16", "--log_every", "1", "--warmup", "5",
         "--eval_every", "20", "--save_every", "20"]
 
@@ -27,11 +28,11 @@ def data(tmp_path_factory):
 
 def flags(tmp_path, data, *more, run="run"):
     return ["--run", str(tmp_path / run), "--data", str(data), "--tasks", "burgers1d",
-            "--cache", str(tmp_path / "cache"),
-            *TINY, *map(str, more)]
+            "--cache", str(tmp_path / "cache"), *TINY, *map(str, more)]
 
 
-def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data):
+@patch("ups.eval.finish.draw_rollouts")
+def test_the_learned_codec_beats_patch_and_serves_the_operator(_, tmp_path, data):
     train_codec.main(flags(tmp_path, data, "--steps", 160, "--patch", 4, "--width", 1,
                            "--lr", 4e-3))
     stage = tmp_path / "run" / "codec" / "burgers1d"
@@ -42,9 +43,8 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data):
 
     codec, mark = load_codec(stage / "model")
     assert codec.config["kind"] == "grid" and float(codec.weight.mean()) == pytest.approx(1.0)
-    run = ["--run", str(tmp_path / "run"), "--data", str(data), "--tasks", "burgers1d",
-            "--cache", str(tmp_path / "cache"),
-           "--stride_x", "2", "--steps", "4", "--batch_size", "8", "--val_trajectories", "2"]
+    run = [*flags(tmp_path, data)[:10], "--steps", "4", "--batch_size", "8",
+           "--val_trajectories", "2", "--model.dim", "16", "--model.depth", "2"]
     with pytest.raises(UsageError, match="with --codec.kind grid, .* and now --codec.kind patch"):
         train_operator.main(run)
     train_operator.main([*run, "--codec.kind", "grid"])
@@ -57,15 +57,15 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data):
 
 
 def test_two_processes_give_the_same_curve(tmp_path, data):
-    alone = flags(tmp_path, data, "--steps", 10)
+    alone = flags(tmp_path, data, "--steps", 6)
     train_codec.main(alone)
-    done = launch(ROOT / "train_codec.py", *flags(tmp_path, data, "--steps", 10, run="two"))
+    done = launch(ROOT / "train_codec.py", *flags(tmp_path, data, "--steps", 6, run="two"))
     assert done.returncode == 0, done.stderr
     curves = []
     for name in ("run", "two"):
         lines = (tmp_path / name / "codec" / "burgers1d" / "metrics.jsonl").read_text().splitlines()
         curves.append([x["train/loss"] for x in map(json.loads, lines) if "train/loss" in x])
-    assert len(curves[0]) == len(curves[1]) == 10
+    assert len(curves[0]) == len(curves[1]) == 6
     assert max(abs(a - b) for a, b in zip(*curves, strict=True)) < 1e-5
 
 
