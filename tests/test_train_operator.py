@@ -198,10 +198,10 @@ def test_fp16_is_refused(tmp_path, data, monkeypatch):
 
 @pytest.mark.parametrize("sample", [20, 0])  # of training, of the test split
 def test_nan_in_the_data_is_named(tmp_path, data, sample):
-    path = next(data.glob("1D_Burgers*Nu0.01*"))
+    path = next(data.glob("burgers1d_nu0.01*"))
     shutil.copy(path, tmp_path)
     with h5py.File(tmp_path / path.name, "r+") as file:
-        file["tensor"][sample, 3, 5] = float("nan")
+        file["u"][sample, 3, 5] = float("nan")
     with pytest.raises(UsageError, match=f"NaN or Inf in sample {sample}, .*ups.data validate"):
         script.main(flags(tmp_path, tmp_path))
     assert not (tmp_path / "run" / "operator").exists()  # before any training

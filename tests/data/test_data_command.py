@@ -1,10 +1,9 @@
 import json
+import multiprocessing
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import by_hand
 import h5py
@@ -12,18 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from ups.config import UsageError
+from ups.config import UsageError, command
 from ups.data import make as making
 from ups.data.__main__ import main
 from ups.data.find import NoData, find, open_fields
+from ups.data.pdebench import identify, settings_of
 from ups.data.solvers import SOLVERS
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--samples", "8", "--grid", "16", "--frames", "13"]
-
-
-def tiny(task):
-    return TINY[:4] if task == "darcy2d" else TINY
 
 
 def refused(argv, words):
@@ -31,71 +26,93 @@ def refused(argv, words):
         main([str(arg) for arg in argv])
 
 
+def forked(argv, main=main):
+    """A process of its own, without the seconds of an import."""
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: command(lambda: main(argv)), daemon=True)
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One folder with the data of every bundled solver, at two viscosities of Burgers."""
+    folder = tmp_path_factory.mktemp("made")
+    for task in SOLVERS:
+        main(["make", task, *(TINY[:4] if task == "darcy2d" else TINY), "--out", str(folder)])
+    main(["make", "burgers1d", *TINY, "--nu", "0.1", "1", "--out", str(folder)])
+    main(["make", "diffreact2d", *TINY, "--Du", "2e-3", "--out", str(folder)])
+    return folder
+
+
 @pytest.mark.parametrize("task", SOLVERS)
-def test_make_and_inspect(task, tmp_path, capsys):
-    assert main(["make", task, *tiny(task), "--out", str(tmp_path)]) == 0
-    fields = open_fields(task, tmp_path)
+def test_made_data_hold_what_the_solver_gives(task, made, capsys):
+    fields, solver = open_fields(task, made), SOLVERS[task]
     file = fields.files[0]
+    assert identify(file.path) == (task, True) and fields.facts.equation
     assert main(["inspect", str(file.path)]) == 0
     text = capsys.readouterr().out
     assert f": {task}\n" in text and "axis x          16 points" in text
     assert f"launch train_{'steady' if task == 'darcy2d' else 'operator'}.py --data" in text
 
-    # What is stored is what the solver gives for the same draw.
-    solver = SOLVERS[task]
-    with h5py.File(file.path) as f:
-        job = json.loads(f.attrs["ups"])
+    job = settings_of(file.path)
     params = {key: job[key] for key in solver.PARAMS}
-    u, _ = next(making._solved(job, params, torch.device("cpu")))
-    if task == "darcy2d":  # (a, u) in one frame
-        np.testing.assert_array_equal(file.read_inputs(range(8)), u[:, :, :1])
-        u = np.concatenate([0 * u, u], 1)[:, :, 1:]
+    u, more = making._solve_bundled(job, params, torch.device("cpu"), 0)
     np.testing.assert_array_equal(file.read(range(8)), u)
-    assert file.params[0].tolist() == [job[key] for key in solver.PARAMS]
-    if task != "darcy2d":
+    assert file.params[0].tolist() == list(params.values())
+    if task == "darcy2d":
+        np.testing.assert_array_equal(file.read_inputs(range(8))[:, 0, 0], more["a"])
+        assert not u[:, 0].any()
+    else:
         assert fields.facts.dt == pytest.approx(job["t_end"] / 12)
     walls = task in ("darcy2d", "diffreact2d", "swe2d")
     assert {*fields.facts.boundary} == {"closed" if walls else "periodic"}
+    assert fields.facts.shifts == {"ns2d": ("x",)}.get(task, () if walls else ("x",))
+    assert fields.facts.first_frame == (10 if task == "diffreact2d" else 0)
 
 
-def test_the_published_darcy_is_a_slice_in_time(tmp_path):
+def test_the_published_darcy_is_a_slice_in_time(tmp_path, made):
     """The same coefficients, and u(1.75) from a random start instead of the steady field."""
     assert SOLVERS["darcy2d"].PRESETS["pdebench"]["target"] == "slice"
-    u, a = {}, {}
-    for target in ("steady", "slice"):
-        main(["make", "darcy2d", *TINY[:4], "--target", target, "--out", str(tmp_path / target)])
-        file, = open_fields("darcy2d", tmp_path / target).files
-        u[target], a[target] = file.read(range(8))[:, 1], file.read_inputs(range(8))
-        assert main(["validate", str(file.path)]) == 0
-    np.testing.assert_array_equal(a["steady"], a["slice"])
-    assert 0.005 < np.linalg.norm(u["slice"] - u["steady"]) / np.linalg.norm(u["steady"]) < 0.1
+    main(["make", "darcy2d", *TINY[:4], "--target", "slice", "--out", str(tmp_path)])
+    (u, a), (v, b) = ((one.read(range(8))[:, 1], one.inputs(range(8)))
+                      for one in (open_fields("darcy2d", root) for root in (made, tmp_path)))
+    assert torch.equal(a, b) and 0.005 < (u - v).norm() / u.norm() < 0.1
+    assert main(["validate", str(tmp_path)]) == 0
     refused(["make", "darcy2d", "--target", "late"], "invalid choice: 'late'")
+
+
+def test_values_make_files_that_share_initial_conditions(made):
+    fields = open_fields("burgers1d:nu=0.1,1", made)
+    assert [f.path.name for f in fields.files] == ["burgers1d_nu0.1.h5", "burgers1d_nu1.0.h5"]
+    u = fields.read(range(16))
+    assert torch.equal(u[:8, 0], u[8:, 0]) and not torch.equal(u[:8, -1], u[8:, -1])
+    assert torch.equal(u[:8, 0], open_fields("advection1d", made).read(range(8))[:, 0])
+    assert fields.split("test").tolist() == [0, 8]  # the first tenth, as published
+    fields = open_fields("diffreact2d", made)
+    assert fields.params([0, 8]).tolist() == [[0.001, 0.005, 0.005], [0.002, 0.005, 0.005]]
+    assert fields.split("test").tolist() == [7, 15]  # the last
 
 
 def test_a_second_run_skips_and_other_settings_are_refused(tmp_path, capsys):
     argv = ["make", "burgers1d", *TINY, "--out", str(tmp_path)]
     main(argv)
-    path = tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5"
-    before = path.stat()
-    main(argv)
-    assert "is complete" in capsys.readouterr().out
-    refused([*argv, "--seed", 1], r"other settings \(seed=0\)")
+    path = tmp_path / "burgers1d_nu0.01.h5"
+    job = settings_of(path)
+    for name in (path.name, "1D_Burgers_Sols_Nu0.01.hdf5"):  # whatever it is called
+        path = path.rename(tmp_path / name)
+        main(argv)
+        assert "is complete" in capsys.readouterr().out
+        refused([*argv, "--seed", 1], r"other settings \(seed=0\)")
     path.write_bytes(path.read_bytes() + b"x")
+    before = path.stat()
     refused([*argv, "--frames", 5], "other settings")
-    assert path.stat().st_size == before.st_size + 1
-    by_hand.build("burgers1d", path)
-    refused(argv, "not ours")
-
-
-def test_values_make_files_that_share_initial_conditions(tmp_path):
-    main(["make", "burgers1d", *TINY, "--nu", "0.1", "1", "--out", str(tmp_path)])
-    main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
-    fields = open_fields("burgers1d", tmp_path)
-    assert [f.path.name for f in fields.files] == ["1D_Burgers_Sols_Nu0.1.hdf5",
-                                                   "1D_Burgers_Sols_Nu1.0.hdf5"]
-    u = fields.read(range(16))
-    assert torch.equal(u[:8, 0], u[8:, 0]) and not torch.equal(u[:8, -1], u[8:, -1])
-    assert torch.equal(u[:8, 0], open_fields("advection1d", tmp_path).read(range(8))[:, 0])
+    assert path.stat().st_size == before.st_size and [*tmp_path.iterdir()] == [path]
+    by_hand.build("burgers1d", path, ups=json.dumps(job))  # in the published layout
+    main(argv)
+    assert "is complete" in capsys.readouterr().out and identify(path) == ("burgers1d", True)
+    by_hand.build("burgers1d", tmp_path / "burgers1d_nu0.2.h5")
+    refused([*argv, "--nu", 0.2], "not ours")
 
 
 def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
@@ -105,14 +122,6 @@ def test_a_sample_does_not_depend_on_the_number_of_samples(tmp_path):
     few, many = (open_fields("advection1d", tmp_path / one).read(range(5)) for one in "57")
     assert torch.equal(few, many)
     assert not torch.equal(few[0], few[4])  # another chunk, another generator
-
-
-def test_a_value_that_the_published_name_leaves_out_is_added_to_it(tmp_path):
-    main(["make", "diffreact2d", *TINY, "--Du", "1e-3", "2e-3", "--out", str(tmp_path)])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "2D_diff-react_NA_NA.h5", "2D_diff-react_NA_NA_Du0.002.h5"}
-    fields = open_fields("diffreact2d", tmp_path)
-    assert fields.params([0, 8]).tolist() == [[0.001, 0.005, 0.005], [0.002, 0.005, 0.005]]
 
 
 def test_data_are_made_for_the_default_folder_alone(tmp_path, monkeypatch, capsys):
@@ -183,7 +192,7 @@ def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
     refused(["make", tmp_path / "none.py"], "there is no file .*none.py")
 
 
-def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
+def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
     out = ["--out", tmp_path / "data"]
     refused(["make", "heat1d", *out], "no solver for heat1d; there are advection1d")
     refused(["make", "burgers1d", "--preset", "huge", *out], "no preset huge; there are small")
@@ -202,61 +211,56 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path):
     refused(["inspect", tmp_path / "none.h5"], "no such file")
     assert main(["validate", str(tmp_path / "none.h5")]) == 1
     refused([], "required")
+    monkeypatch.setattr(SOLVERS["burgers1d"], "solve", lambda u0, *a, **k: u0[:, None] / 0)
+    refused(["make", "burgers1d", "--samples", 4, "--grid", 16, "--frames", 2, *out], "not finite")
     assert not list(tmp_path.rglob("*.*5*"))
 
 
-def test_a_full_disk_is_one_sentence(tmp_path):
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000)); "
-    script = (f"{limit}from ups.config import command; from ups.data.__main__ import main; "
-              f"command(lambda: main({['make', 'burgers1d', *TINY, '--out', str(tmp_path)]}))")
-    script = script.replace("'8'", "'800'")
-    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, cwd=ROOT)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(
-        f"error: {tmp_path}/1D_Burgers_Sols_Nu0.01.hdf5 cannot be written (")
-    assert not list(tmp_path.iterdir())
+def test_a_full_disk_is_one_sentence(tmp_path, capfd):
+    def limited(argv):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))
+        main(argv)
 
-
-def test_a_solution_that_blows_up_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(SOLVERS["burgers1d"], "solve", lambda u0, *a, **k: u0[:, None] / 0)
-    with pytest.raises(UsageError, match="not finite"):
-        making.make("burgers1d", out=tmp_path, samples=4, grid=16, frames=2)
+    argv = ["make", "burgers1d", *TINY[2:], "--samples", "800", "--out", str(tmp_path)]
+    run = forked(argv, limited)
+    run.join(60)
+    error = capfd.readouterr().err
+    assert run.exitcode == 2 and "Traceback" not in error, error
+    assert error.splitlines()[-1].startswith(
+        f"error: {tmp_path}/burgers1d_nu0.01.h5 cannot be written (")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_run_leaves_nothing_that_opens_and_the_next_one_finishes(tmp_path):
-    argv = [sys.executable, "-m", "ups.data", "make", "advection1d", "--grid", "1024", "--chunk",
-            "16", "--samples", "100000", "--frames", "5", "--out", tmp_path]
-    run = subprocess.Popen(argv, stderr=subprocess.DEVNULL, cwd=ROOT)
-    partial = tmp_path / "1D_Advection_Sols_beta0.1.hdf5.partial"
-    deadline = time.monotonic() + 60
+    run = forked(["make", "advection1d", "--grid", "1024", "--chunk", "16", "--samples", "100000",
+                  "--frames", "5", "--out", str(tmp_path)])
+    partial, deadline = tmp_path / "advection1d_beta0.1.h5.partial", time.monotonic() + 60
     while not (partial.exists() and partial.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(run.pid, signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) == [partial]
+    run.join(60)
+    assert run.exitcode == -signal.SIGKILL and list(tmp_path.iterdir()) == [partial]
     with pytest.raises(NoData):
         open_fields("advection1d", tmp_path)
-    refused(["inspect", partial], "cannot be read")
+    refused(["inspect", partial], "cannot be read|is neither HDF5")
     main(["make", "advection1d", *TINY, "--out", str(tmp_path)])
     assert len(open_fields("advection1d", tmp_path)) == 8 and not partial.exists()
 
 
 def test_two_makers_at_once_leave_a_sound_file(tmp_path, monkeypatch):
-    argv = ["make", "advection1d", "--samples", "4", "--grid", "16", "--out"]
-    real, outcomes = making._solved, []
-
-    def meanwhile(*args):  # the file is created and half written
-        for part in real(*args):
-            yield part
-            again = subprocess.run([sys.executable, "-m", "ups.data", *argv, tmp_path / "a"],
-                                   capture_output=True, text=True)
-            outcomes.append((again.returncode, again.stderr))
-
+    argv = ["make", "advection1d", "--samples", "4", "--grid", "16", "--chunk", "2", "--out"]
     main([*argv, str(tmp_path / "b")])
-    monkeypatch.setattr(making, "_solved", meanwhile)
+    real, times = making._solve_bundled, []
+
+    def meanwhile(*args):
+        times.append(0)
+        if len(times) == 2:  # the file is created and half written
+            refused([*argv, tmp_path / "a"], "is being written by another process; wait for it.")
+        return real(*args)
+
+    monkeypatch.setattr(making, "_solve_bundled", meanwhile)
     main([*argv, str(tmp_path / "a")])
-    (code, sentence), = outcomes
-    assert code == 2 and "is being written by another process; wait for it.\n" in sentence
     a, b = (next((tmp_path / one).iterdir()).read_bytes() for one in "ab")
-    assert a == b
+    assert a == b and len(times) == 3
+    with h5py.File(next((tmp_path / "a").iterdir())) as f:
+        assert f["u"].shape == (4, 41, 16)

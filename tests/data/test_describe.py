@@ -1,6 +1,5 @@
 """`inspect` says what training would see; `validate` names what no training should see."""
 
-import json
 import re
 from types import SimpleNamespace
 
@@ -122,12 +121,6 @@ def test_odd_headers_are_one_sentence(task, words, broken, tmp_path):
     with pytest.raises(UsageError, match=f"{task}.h5.*{words}") as caught:
         open_pdebench(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_domain_of_whole_numbers_is_one_of_floats(tmp_path):
-    by_hand.build("burgers1d", tmp_path / "a.h5", boundary="periodic", domain=np.array([[0, 2]]))
-    domain = open_pdebench(tmp_path / "a.h5").facts.domain
-    assert domain == ((0.0, 2.0),) and json.dumps(domain) == "[[0.0, 2.0]]"
 
 
 def test_uneven_frames_and_misfit_coordinates(tmp_path, capsys):

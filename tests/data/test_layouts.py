@@ -34,6 +34,16 @@ def test_every_layout_reads_exactly(published, task):
     assert facts.domain == ((lo, hi),) * len(facts.grid)
 
 
+def test_our_own_flow_in_the_published_layout_is_periodic(tmp_path):
+    """A body force along x alone, which depends on y, and no walls."""
+    by_hand.build("ns2d", tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as f:
+        f.attrs["ups"] = '{"task": "ns2d"}'
+    facts = open_pdebench(tmp_path / "a.h5").facts
+    assert facts.boundary == ("periodic",) * 2 and facts.shifts == ("x",)
+    assert facts.domain == ((0.0, 2 * np.pi),) * 2
+
+
 @pytest.mark.parametrize("task", by_hand.TASKS)
 def test_strides_and_frames_are_those_of_numpy(published, task):
     path, u = published[task]

@@ -102,11 +102,11 @@ def test_a_step_takes_the_mean_of_a_round_of_tasks():
 def test_failing_data_is_one_sentence_and_leaves_nothing(tmp_path, data, capsys):
     shutil.copytree(data, tmp_path / "data")
     with h5py.File(next((tmp_path / "data").iterdir()), "r+") as file:
-        file["tensor"][20, 3, 5] = float("nan")
+        file["u"][20, 3, 5] = float("nan")
     before = content(tmp_path)
     assert dry_run(*flags(tmp_path, tmp_path / "data")) == 2
     lines = capsys.readouterr().err.strip().splitlines()
-    assert "hdf5: NaN or Inf in sample 20, " in lines[-1]
+    assert "h5: NaN or Inf in sample 20, " in lines[-1]
     assert content(tmp_path) == before and not (tmp_path / "run").exists()
     assert dry_run(*flags(tmp_path, tmp_path / "none"), "--tasks", "diffsorp1d") == 2
 

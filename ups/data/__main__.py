@@ -11,7 +11,7 @@ import shlex
 
 from ups.config import Parser, command
 
-MAKE = """Solve a PDE and write the published layout of its task, or run a solver of your own.
+MAKE = """Solve a PDE of PDEBench, or run a solver of your own, and write what it gives.
 
     python -m ups.data make burgers1d --nu 0.001 0.01 0.1                  one file per value
     python -m ups.data make darcy2d --preset pdebench --device cuda --out /scratch/data

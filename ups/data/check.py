@@ -239,12 +239,12 @@ def seam(file):
         if np.isfinite(u).all():
             axes = [np.moveaxis(u, axis, -1) for axis in range(2, u.ndim)]
             kept.append([max(_seam(x, order) for order in (1, 2)) for x in axes])
-            first, near = first or [x[:1, ..., 0] for x in axes], 1e-5 * abs(u).max()
-            # for each axis: equal ends, ends that move, and a field that varies along it
-            differ, moves, varies = np.array([[abs(x[..., k] - y).max() for k, y in (
-                (-1, x[..., 0]), (0, start), (x.shape[-1] // 2, x[..., 0]))]
-                for x, start in zip(axes, first, strict=True)]).T > near
-            repeats, moved = repeats & ~differ, moved | moves & varies
+            first = first or [x[:1, ..., 0] for x in axes]
+            near = [1e-3 * math.sqrt(np.square(np.diff(x)).mean()) for x in axes]
+            repeats = repeats & np.array([abs(x[..., -1] - x[..., 0]).max() <= small
+                                          for x, small in zip(axes, near, strict=True)])
+            moved = moved | np.array([abs(x[..., 0] - start).max() > small > 1e-7 * abs(u).max()
+                                      for x, start, small in zip(axes, first, near, strict=True)])
     if not kept:
         raise UsageError(f"{file.path}: NaN or Inf in every trajectory that was looked at; {NAN}")
     return np.where(repeats & moved, np.inf, np.quantile(kept, 0.75, axis=0)).tolist()

@@ -81,6 +81,11 @@ class Facts:
         """Values for JSON."""
         return dataclasses.asdict(self)
 
+    def said(self):
+        """Those that a file can say beside its arrays, where anything is said."""
+        return {key: getattr(self, key) for key in READ
+                if key != "params" and getattr(self, key) not in ((), "", 0.0)}
+
 
 def from_plain(values):
     """The inverse of `Facts.plain`."""

@@ -13,14 +13,17 @@ wrote it. Another file with such keys may be anything: whoever opens it must nam
 A steady file has two frames of u, zero and the solution; its coefficient is an input.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
+import numpy as np
 import yaml
 
 from ups.config import UsageError
-from ups.data.facts import BOUNDARIES, Facts, understand
+from ups.data.arrays import open_array
+from ups.data.facts import Facts
 from ups.data.file import found
 from ups.data.stores import HDF5, Variable, opened
 
@@ -31,57 +34,58 @@ class Published:
 
     facts: Facts
     layout: str     # flat, steady, groups or last
-    file: str       # published name
-    test: str       # first or last tenth of the samples
+    file: str       # how published names begin
     params: dict    # names; the value holds where a file does not say, None: the file must say
 
+    @property
+    def test(self):
+        """Which tenth of the samples."""
+        return "first" if self.layout in ("flat", "steady") else "last"
 
-def _task(name, equation, layout, axes, channels, params, boundary, file, test,
-          domain=(0.0, 1.0), **facts):
+
+def _task(name, equation, layout, axes, channels, params, boundary, file, domain=(0.0, 1.0),
+          **facts):
     axes = tuple(axes.split())
     if boundary == "periodic":
         facts.setdefault("shifts", axes)
     facts = Facts(name, tuple(channels.split()), axes, (0,) * len(axes), (boundary,) * len(axes),
                   (domain,) * len(axes), 0.0, 0, equation, params=tuple(params), **facts)
-    return name, Published(facts, layout, file, test, params)
+    return name, Published(facts, layout, file, params)
 
 
 _CNS = "compressible Navier-Stokes, shear viscosity eta, bulk viscosity zeta"
 _FLOW = {"eta": None, "zeta": None, "M": None}
 TASKS = dict([
     _task("advection1d", "u_t + beta u_x = 0", "flat", "x", "u", {"beta": None}, "periodic",
-          "1D_Advection_Sols_beta{beta}.hdf5", "first", conserved=("u",), mirrors=(("", ("u",)),),
-          linear=True),
+          "1D_Advection", conserved=("u",), mirrors=(("", ("u",)),), linear=True),
     _task("burgers1d", "u_t + (u^2/2)_x = (nu/pi) u_xx", "flat", "x", "u", {"nu": None},
-          "periodic", "1D_Burgers_Sols_Nu{nu}.hdf5", "first", conserved=("u",),
-          mirrors=(("x", ("u",)),)),
+          "periodic", "1D_Burgers", conserved=("u",), mirrors=(("x", ("u",)),)),
     _task("reacdiff1d", "u_t = nu u_xx + rho u (1 - u)", "flat", "x", "u",
-          {"nu": None, "rho": None}, "periodic", "ReacDiff_Nu{nu}_Rho{rho}.hdf5", "first",
-          positive=("u",), mirrors=(("x", ()),)),
-    _task("diffsorp1d", "u_t = D/R(u) u_xx", "groups", "x", "u", {}, "closed",
-          "1D_diff-sorp_NA_NA.h5", "last", positive=("u",)),
+          {"nu": None, "rho": None}, "periodic", "ReacDiff_Nu", positive=("u",),
+          mirrors=(("x", ()),)),
+    _task("diffsorp1d", "u_t = D/R(u) u_xx", "groups", "x", "u", {}, "closed", "1D_diff-sorp",
+          positive=("u",)),
     _task("cns1d", _CNS, "flat", "x", "density pressure Vx", {"eta": None, "zeta": None}, "",
-          "1D_CFD_Rand_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
-          positive=("density", "pressure"), mirrors=(("x", ("Vx",)),)),
+          "1D_CFD", positive=("density", "pressure"), mirrors=(("x", ("Vx",)),)),
     _task("darcy2d", "div(a grad u) + beta = 0", "steady", "x y", "u", {"beta": None}, "closed",
-          "2D_DarcyFlow_beta{beta}_Train.hdf5", "first", inputs=("a",), positive=("a", "u"),
-          mirrors=(("x", ()), ("y", ())), steady=True),
+          "2D_DarcyFlow", inputs=("a",), positive=("a", "u"), mirrors=(("x", ()), ("y", ())),
+          steady=True),
     _task("diffreact2d", "u_t = Du lap u + u - u^3 - k - v, v_t = Dv lap v + u - v", "groups",
-          "y x", "u v", {"Du": 1e-3, "Dv": 5e-3, "k": 5e-3}, "closed", "2D_diff-react_NA_NA.h5",
-          "last", domain=(-1.0, 1.0), first_frame=10, mirrors=(("x", ()), ("y", ()))),
+          "y x", "u v", {"Du": 1e-3, "Dv": 5e-3, "k": 5e-3}, "closed", "2D_diff-react",
+          (-1.0, 1.0), first_frame=10, mirrors=(("x", ()), ("y", ()))),
     _task("swe2d", "shallow water, radial dam break, outflow", "groups", "y x", "h", {}, "closed",
-          "2D_rdb_NA_NA.h5", "last", domain=(-2.5, 2.5), positive=("h",)),
-    _task("cns2d", _CNS, "flat", "x y", "density pressure Vx Vy", _FLOW, "periodic",
-          "2D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_128_Train.hdf5", "first",
+          "2D_rdb", (-2.5, 2.5), positive=("h",)),
+    _task("cns2d", _CNS, "flat", "x y", "density pressure Vx Vy", _FLOW, "periodic", "2D_CFD",
           conserved=("density",), positive=("density", "pressure"),
           mirrors=(("x", ("Vx",)), ("y", ("Vy",)))),
     _task("ns2d", "incompressible Navier-Stokes with a body force, viscosity nu", "last", "y x",
-          "Vx Vy", {"nu": 0.01}, "closed", "ns_incom_2d_Nu{nu}.h5", "last"),
-    _task("cns3d", _CNS, "flat", "x y z", "density pressure Vx Vy Vz", _FLOW, "periodic",
-          "3D_CFD_Rand_M{M}_Eta{eta}_Zeta{zeta}_periodic_Train.hdf5", "first",
+          "Vx Vy", {"nu": 0.01}, "closed", "ns_incom"),
+    _task("cns3d", _CNS, "flat", "x y z", "density pressure Vx Vy Vz", _FLOW, "periodic", "3D_CFD",
           conserved=("density",), positive=("density", "pressure"),
           mirrors=(("x", ("Vx",)), ("y", ("Vy",)), ("z", ("Vz",)))),
 ])
+NS2D = {"boundary": ("periodic",) * 2, "domain": ((0.0, 2 * np.pi),) * 2,
+        "shifts": ("x",)}  # of our own solver, whose force depends on y; the published has walls
 
 
 def stored(task, f=()):
@@ -102,16 +106,25 @@ def stored(task, f=()):
         name: (name, axes, 0) for name in ("particles",) if name in f}
 
 
+def settings_of(path):
+    """What our own solver made a file with; empty where it did not."""
+    try:
+        with opened(path) as f:
+            return json.loads(f.attrs.get("ups", "{}"))
+    except UsageError:
+        return {}
+
+
 def identify(path):
     """The task whose keys, shapes and attributes a file has, and whether that is beyond doubt."""
     if path.suffix not in HDF5 or not path.is_file():
         return None, False
+    if (ours := settings_of(path).get("task")) in TASKS:
+        return ours, True
     with opened(path) as f:
         fits = [name for name, task in TASKS.items() if _fits(f, task)]
-        name = max(fits, key=lambda name: len(TASKS[name].params), default=None)
-        ours = f'"task": "{name}"' in str(f.attrs.get("ups", ""))
-    prefix = "_".join(TASKS[name].file.split("_")[:2]).partition("{")[0] if name else None
-    return name, name is not None and (ours or path.name.startswith(prefix))
+    name = max(fits, key=lambda name: len(TASKS[name].params), default=None)
+    return name, name is not None and path.name.startswith(TASKS[name].file)
 
 
 def _fits(f, task):
@@ -139,6 +152,8 @@ def open_pdebench(path, name=None):
             raise UsageError(f"{path} has not the layout of {name or 'PDEBench'}, but "
                              f"{f'that of {fits}' if fits else ', '.join(list(f)[:6])}.")
         task = TASKS[fits]
+        if not _fits(f, task):  # our own solver's, in our own layout
+            return replace(open_array(path), test=task.test, family=True)
         groups, facts = _groups(f, task), dict(vars(task.facts))
         first = f"{groups[0]}/" if groups else ""  # the others are like the first, or refused
         sources = {channel: (Variable(key, f[first + key].shape, f[first + key].dtype.kind, axes,
@@ -155,12 +170,8 @@ def open_pdebench(path, name=None):
                     points[axis] = f[key][()]
         if {*task.facts.axes} <= {*points}:
             del facts["domain"]
+        facts |= NS2D if fits == "ns2d" and "ups" in f.attrs else {}
         said = _said(f, first)
-        if said.get("boundary") in BOUNDARIES:  # of ours: the published ones have walls
-            facts["boundary"] = (said["boundary"],) * len(task.facts.axes)
-            facts |= understand({"domain": said.get("domain")}, path)[0]
-            if fits == "ns2d" and said["boundary"] == "periodic":
-                facts["shifts"] = ("x",)  # the force depends on y
         params = {key: said.get(key.lower(), value) for key, value in task.params.items()}
         return found(path, sizes, sources, inputs, points, params, facts, test=task.test,
                      family=True)

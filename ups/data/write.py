@@ -5,6 +5,7 @@ scales; parameters over `sample`; facts as attributes (ups/data/facts.py).
 """
 
 import contextlib
+import io
 import itertools
 import json
 import math
@@ -15,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.config import DISK, UsageError
+from ups.config import UsageError
 from ups.data.arrays import open_array
 from ups.data.facts import READ, attributes, read_yaml, understand
 from ups.data.find import find
@@ -60,35 +61,40 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
             raise UsageError(f"{path}: {axis} has {np.size(points[axis])} coordinates for {n} "
                              "points; leave out a last one that repeats the first.")
     with new_file(path, open_array) as f:
-        f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
-        f.update(points)
-        for axis in ("sample", *points):
-            f[axis].make_scale(axis)
+        numbers = f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
+        scales = {"sample": numbers} | {
+            axis: f.create_dataset(axis, data=values) for axis, values in points.items()}
+        for axis, one in scales.items():
+            one.make_scale(axis)
 
         def create(name, axes, shape, **options):
             if name in f or name in READ:
                 raise UsageError(f"{path}: {name} names two things; rename the channel, input or "
                                  "parameter.")
-            f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
-            for dim, axis in zip(f[name].dims, axes, strict=True):
-                dim.attach_scale(f[axis])
+            one = f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
+            for dim, axis in zip(one.dims, axes, strict=True):
+                dim.attach_scale(scales[axis])
+            return one
 
+        stored = {}
         for name, value in first.items():
             time, shape = ("t",) * (value.ndim > len(grid)), value.shape
             frame = max(1, 2**18 // math.prod(shape[1:]))  # those that make a megabyte
-            create(name, ("sample", *time, *space)[:value.ndim + 1], (0, *shape),
-                   maxshape=(None, *shape), chunks=(1, min(shape[0], frame), *shape[1:])
-                   if shape else (1024,))
+            stored[name] = create(
+                name, ("sample", *time, *space)[:value.ndim + 1], (0, *shape),
+                maxshape=(None, *shape),
+                chunks=(1, min(shape[0], frame), *shape[1:]) if shape else (1024,))
         for row, one in enumerate(itertools.chain([first], rows)):
             if (shapes := [(name, *value.shape) for name, value in one.items()]) != [
                     (name, *value.shape) for name, value in first.items()]:
                 raise UsageError(f"{path}: trajectory {row} has shapes {shapes}, which are not "
                                  "those of the first.")
             for name, value in one.items():
-                f[name].resize(row + 1, 0)
-                f[name][row] = value
-        f["sample"].resize(row + 1, 0)
-        f["sample"][...] = np.arange(row + 1)
+                stored[name].resize(row + 1, 0)
+                stored[name][row] = value
+            f.disk_is_fine()
+        numbers.resize(row + 1, 0)
+        numbers[...] = np.arange(row + 1)
         sizes = {"sample": row + 1, "t": frames}
         for name, value in given.items():
             fits = [lead for lead in ((), ("sample",), ("t",), ("sample", "t"))
@@ -170,22 +176,61 @@ def copy(file, path):
             yield dict(zip(facts.channels, u.swapaxes(0, 1), strict=True)) | dict(zip(
                 facts.inputs, v.swapaxes(0, 1) if facts.inputs_vary else v[0], strict=True))
 
-    said = {key: value for key, value in facts.plain().items() if key in READ and key != "params"}
-    return write_fields(path, rows(), t=file.times, **said,
+    return write_fields(path, rows(), t=file.times, **facts.said(),
                         params=dict(zip(facts.params, file.params.T, strict=True)))
+
+
+class _Told(io.FileIO):
+    """A file that keeps its fault to itself: HDF5 crashes where a write fails."""
+
+    fault = None
+
+    def flush(self):
+        """Nothing is buffered."""
+
+    def write(self, data):
+        rest = memoryview(data)
+        while rest and not self.fault:
+            with self._kept():
+                rest = rest[super().write(rest):]
+        return len(data)
+
+    def truncate(self, size=None):
+        with self._kept():
+            super().truncate(size)
+
+    @contextlib.contextmanager
+    def _kept(self):
+        try:
+            yield
+        except OSError as fault:
+            self.fault = fault
+
+    def check(self):
+        if self.fault:
+            raise UsageError(f"{self.name} cannot be written ({self.fault.strerror}); make room, "
+                             "or choose another folder.")
 
 
 @contextlib.contextmanager
 def new_file(path, check=None):
-    """An HDF5 file that appears whole, once `check(path)` has read it, or not at all."""
+    """An HDF5 file that appears whole, once `check(path)` has read it, or not at all.
+
+    Its `disk_is_fine()` raises where a write failed.
+    """
     partial = path.with_name(f"{path.name}.partial")  # a name that no reader takes
     held = lock(partial, "--out")  # HDF5 would empty the file first, then look for its own lock
     if held is None:
         raise UsageError(f"{path} is being written by another process; wait for it.")
     with held:
         try:
-            with h5py.File(partial, "w", locking=False) as f:
-                yield f
+            with _Told(partial, "w+") as file:
+                try:
+                    with h5py.File(file, "w") as f:
+                        f.disk_is_fine = file.check
+                        yield f
+                finally:
+                    file.check()
             if check:
                 check(partial)
             flush(partial)
@@ -193,10 +238,5 @@ def new_file(path, check=None):
             flush(path.parent)
         except UsageError as error:
             raise UsageError(str(error).replace(str(partial), str(path))) from None
-        except (OSError, RuntimeError) as error:  # h5py: a RuntimeError on closing
-            if getattr(error, "errno", None) in DISK or "errno = " in str(error):
-                raise UsageError(f"{path} cannot be written ({' '.join(str(error).split())}); "
-                                 "make room, or choose another folder.") from None
-            raise
         finally:
             partial.unlink(missing_ok=True)
