@@ -7,6 +7,7 @@ import pytest
 import torch
 import toy
 from accelerate import Accelerator
+from safetensors.torch import load_file
 
 from ups.config import RunError, UsageError
 from ups.train.checkpoint import (
@@ -41,6 +42,18 @@ DAMAGES = {
 }
 
 
+def again(folder, copy):
+    """A copy of a run that is not finished: what is resumed, and its stage."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    (copy / "micro0" / "toy" / "exit.json").unlink()
+    return copy / "micro0" / "toy"
+
+
+def weights(folder):
+    tensors = load_file(folder / "micro0" / "rank0.safetensors")
+    return {name: t.tolist() for name, t in tensors.items() if name.startswith("model/")}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
@@ -50,31 +63,16 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path, kind, capsys):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    stage = tmp_path / "micro0" / "toy"
-    (stage / "exit.json").unlink()
-    newest, before = checkpoints(stage / "checkpoints")[:2]
+    newest, before = checkpoints(again(finished, tmp_path) / "checkpoints")[:2]
     assert (newest.name, before.name) == ("step_8", "step_6")
     assert damage(newest) is None
     DAMAGES[kind](newest)
     assert damage(newest)
-    expected = (tmp_path / "micro0" / "rank0.safetensors").read_bytes()
     toy.main(["--run", str(tmp_path), "--keep", "3"])
     said = capsys.readouterr()
     assert "step_8 is damaged" in said.err and "resuming from" in said.out and "step_6" in said.out
-    got = toy_weights(tmp_path)
-    assert got == toy_weights_of(expected)
+    assert weights(tmp_path) == weights(finished)
     assert damage(newest) is None  # written anew
-
-
-def toy_weights(folder):
-    return toy_weights_of((folder / "micro0" / "rank0.safetensors").read_bytes())
-
-
-def toy_weights_of(data):
-    from safetensors.torch import load
-
-    return {name: t.tolist() for name, t in load(data).items() if name.startswith("model/")}
 
 
 def test_a_changed_configuration_is_refused_by_name(finished):
@@ -86,8 +84,7 @@ def test_a_changed_configuration_is_refused_by_name(finished):
 
 
 def test_a_folder_without_its_configuration_is_refused(finished, tmp_path):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "micro0" / "toy" / "config.json").unlink()
+    (again(finished, tmp_path) / "config.json").unlink()
     with pytest.raises(UsageError, match="toy has no config.json, so nobody knows"):
         toy.main(["--run", str(tmp_path), "--keep", "3"])
 
@@ -123,35 +120,28 @@ def test_systems_choices_may_change_and_a_finished_run_says_so(finished, capsys)
 
 
 def test_another_lineage_is_refused(finished, tmp_path):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    stage = tmp_path / "micro0" / "toy"
-    (stage / "exit.json").unlink()
-    for folder in checkpoints(stage / "checkpoints"):
-        state = json.loads((folder / "state.json").read_text())
-        state["lineage"]["data"] = "eight"
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / "state.safetensors")
-        shutil.rmtree(folder)
-        write_checkpoint(folder.parent, state["step"], tensors, state, keep=3)
+    newest = checkpoints(again(finished, tmp_path) / "checkpoints")[0]
+    tensors, state = read_checkpoint(newest)
+    state["lineage"]["data"] = "eight"
+    write_checkpoint(newest.parent, state["step"], tensors, state, keep=3)
     with pytest.raises(UsageError, match="was trained on another data"):
         toy.main(["--run", str(tmp_path)])
 
 
-def test_pruning_keeps_the_newest_and_a_partial_one_is_no_checkpoint(tmp_path):
-    for step in (1, 2, 3, 10):
-        write_checkpoint(tmp_path, step, {"a": torch.ones(1)}, {"step": step}, keep=2)
-    (tmp_path / "step_11.partial").mkdir()
-    assert [folder.name for folder in checkpoints(tmp_path)] == ["step_10", "step_3"]
+def test_pruning_keeps_the_newest_and_what_was_just_written(tmp_path):
+    def write(*steps, keep):
+        for step in steps:
+            write_checkpoint(tmp_path, step, {"a": torch.ones(1)}, {"step": step}, keep=keep)
 
+    def names():
+        return [folder.name for folder in checkpoints(tmp_path)]
 
-def test_pruning_keeps_what_was_just_written_beside_a_damaged_later_one(tmp_path):
-    for step in (9, 5, 6):  # 9 is damaged, so a run went on from before it
-        write_checkpoint(tmp_path, step, {"a": torch.ones(1)}, {"step": step}, keep=1)
-        if step == 9:
-            flip(tmp_path / "step_9" / "state.safetensors")
-    assert [folder.name for folder in checkpoints(tmp_path)] == ["step_9", "step_6"]
-    assert damage(tmp_path / "step_6") is None
+    write(1, 2, 3, 10, keep=2)
+    (tmp_path / "step_11.partial").mkdir()  # no checkpoint
+    assert names() == ["step_10", "step_3"]
+    flip(tmp_path / "step_10" / "state.safetensors")  # so a run goes on from before it
+    write(5, 6, keep=1)
+    assert names() == ["step_10", "step_6"] and damage(tmp_path / "step_6") is None
 
 
 @pytest.mark.parametrize("given, then", [(6, 3), (12, 6)])

@@ -104,19 +104,6 @@ def test_compiled_updates_are_the_same(monkeypatch, traced):
                for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_its_state_can_be_saved_and_loaded():
-    model, x = parts()
-    optimizer = Muon(model, 1e-2)
-    train(model, optimizer, x, 3)
-    twin = copy.deepcopy(model)
-    other = Muon(twin, 1e-2)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(model, optimizer, x, 3)
-    train(twin, other, x, 3)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(),
-                                                 strict=True))
-
-
 def test_the_learning_rate_rises_to_one_and_falls_to_zero():
     factor = [warmup_then_linear(step, 4, 12) for step in range(1, 15)]
     assert factor[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
