@@ -41,6 +41,12 @@ class UsageError(RunError):
     code = 2
 
 
+class Stopped(RunError):
+    """A signal asked the run to stop, and it has."""
+
+    code = 143
+
+
 def command(main):
     """Run `main()` as a command: an end that is no bug is one sentence, printed once."""
     first = os.environ.get("RANK", "0") == "0"
@@ -55,7 +61,8 @@ def command(main):
         code = getattr(error, "code", 1)
         if not getattr(error, "told", False) and (first or type(error) is RunError):
             below = "" if first else "\n"  # the main process's progress bar
-            print(f"{below}error: {error}", file=sys.stderr)
+            word = "error: " * (not isinstance(error, Stopped))
+            print(f"{below}{word}{error}", file=sys.stderr)
     except OSError as error:
         if error.errno not in DISK:
             raise

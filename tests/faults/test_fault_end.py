@@ -8,7 +8,7 @@ import pytest
 import toy
 from watching import ending, saved
 
-from ups.config import UsageError
+from ups.config import Stopped, UsageError
 from ups.train import run
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
@@ -38,7 +38,7 @@ def train(tmp_path, monkeypatch, numbers):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_same_request_twice(tmp_path, monkeypatch, number):
-    with pytest.raises(SystemExit, match="143"):
+    with pytest.raises(Stopped, match="stopped by a signal at step 5; run the same command again"):
         train(tmp_path, monkeypatch, [number, signal.SIGINT, signal.SIGINT])
     assert ending(tmp_path / "micro0")["status"] == "stopped"
     assert saved(tmp_path / "micro0") == [5, 3]

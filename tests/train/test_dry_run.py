@@ -131,7 +131,7 @@ def test_a_signal_ends_it_with_a_sentence(tmp_path, data, capsys, monkeypatch):
 
     monkeypatch.setattr(script, "operator_loss", stopped)
     assert dry_run(*flags(tmp_path, data)) == 143
-    assert "error: stopped by a signal at step 5." in capsys.readouterr().err
+    assert "stopped by a signal at step 5;" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["codec"]
 
 

@@ -43,12 +43,6 @@ class PeerFailed(RunError):
     told = True
 
 
-class Stopped(RunError):
-    """A signal asked the run to stop."""
-
-    code = 143
-
-
 def everyone(accelerator, value):
     """The value of every rank, in their order."""
     values = [value] * accelerator.num_processes
@@ -128,13 +122,13 @@ class Deaths:
             self.ended.set()
 
     def story(self, patience=0.5):
-        """`(memory, sentence)` of the first death by a signal; sentence is empty without one."""
+        """A sentence on the first death by a signal; empty without one."""
         if not self.ended.wait(patience):
-            return False, ""
+            return ""
         rank, number = next(iter(self.signals.items()))
         memory = number == signal.SIGKILL and kernel_kills() > self.before
         text = f"rank {rank} died by signal {number} ({signal.Signals(number).name})"
-        return memory, text + f": {MEMORY}" * memory
+        return text + f": {MEMORY}" * memory
 
 
 class Agreement:
@@ -182,7 +176,7 @@ class Agreement:
         try:
             work.wait()
         except RuntimeError as error:
-            fault = self.deaths.story()[1] or "a rank is gone: its own message says why"
+            fault = self.deaths.story() or "a rank is gone: its own message says why"
             raise RunError(f"{fault}; run the same command again.") from error
         self.codes = [int(code) for code in buffer[-self.world :].tolist()]
 
@@ -199,7 +193,7 @@ class Agreement:
         with self.waiting():
             while not done():
                 if self.deaths.ended.is_set():
-                    raise RunError(f"{self.deaths.story()[1]}; run the same command again.")
+                    raise RunError(f"{self.deaths.story()}; run the same command again.")
                 time.sleep(0 if time.monotonic() < began + 2e-3 else 1e-4)  # a GPU is about to be
 
     @contextlib.contextmanager

@@ -30,13 +30,13 @@ from tqdm import tqdm
 
 from ups.cache.sampler import StepSampler
 from ups.cache.windows import whole_batch
-from ups.config import RunError, UsageError, check, flat
+from ups.config import RunError, Stopped, UsageError, check, flat
 from ups.data.find import names_of, refuse_other_data
 from ups.files import write_json
 from ups.memory import require_memory
 from ups.train import checkpoint, dry_run, folder
 from ups.train.checkpoint import export_model, write_checkpoint
-from ups.train.ranks import Agreement, PeerFailed, Stopped, make_accelerator, on_main
+from ups.train.ranks import MEMORY, Agreement, PeerFailed, make_accelerator, on_main
 from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.tracking import Metrics, WandB
 
@@ -100,8 +100,7 @@ class Run:
         self.accelerator = make_accelerator(cfg.timeout)
         size, world = cfg.batch_size, self.accelerator.num_processes
         if size % world:
-            low = size // world * world
-            near = f"{low} or {low + world}" if low else f"{world}"
+            near = " or ".join(str(n * world) for n in (size // world, size // world + 1) if n)
             raise UsageError(f"--batch_size {size} is not divisible by {world} processes; "
                              f"the nearest that are: {near}.")
         torch.manual_seed(cfg.seed)  # the same weights on every rank
@@ -228,11 +227,13 @@ class Run:
                 self.step, self.task = batch["step"] + 1, batch.get("task")
                 yield batch
                 self.bar.update()
-                if self.stopping and self.last_saved != self.step:
-                    raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint "
-                                   f"could not be written; the last one is {self.last_saved}.")
-                if self.stopping:
-                    raise Stopped(f"stopped by a signal at step {self.step}.")
+                if not self.stopping:
+                    continue
+                if self.last_saved == self.step:
+                    raise Stopped(f"stopped by a signal at step {self.step}; run the same command "
+                                  "again to go on.")
+                raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint could "
+                               f"not be written ({self._saved()}).")
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
@@ -245,19 +246,19 @@ class Run:
         """Record metrics of this step; a loss that is not finite ends the run on every rank."""
         values = {key: float(value) for key, value in values.items()}
         loss = values.get("train/loss")
-        self._check_finite(loss or 0.0)
-        if loss is not None and self.backward.splits:
-            values["train/oom_splits"] = self.backward.splits
+        if loss is not None:
+            self._check_finite(loss)
+            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            if self.backward.splits:
+                values["train/oom_splits"] = self.backward.splits
         if not self.accelerator.is_main_process:
             return
+        if loss is None:
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+            self.bar.write(f"step {self.step}: {shown}")
         self.metrics.write(self.step, values)
         if self.wandb:
             self.wandb.log(self.step, values)
-        if loss is not None:
-            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-        else:
-            shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
-            self.bar.write(f"step {self.step}: {shown}")
 
     def _check_finite(self, value, name="loss"):
         if not math.isfinite(value):
@@ -359,20 +360,15 @@ class Run:
                 self.lock.close()
 
     def _finish(self, error):
-        main = self.accelerator.is_main_process
         if error is not None and self.cfg.dry_run:
             dry_run.end(self, error)
         elif error is None or isinstance(error, Stopped):
             if not self.finished:
                 self._end("stopped" if error else "done", str(error or ""), 143 if error else 0)
             self.accelerator.end_training()
-            if error and main:
-                print(f"{error} Run the same command again to go on.", file=sys.stderr)
-            if error:
-                sys.exit(143)
         elif self.started and not isinstance(error, PeerFailed):
             self._failed(error)
-        elif isinstance(error, UsageError) and main:
+        elif isinstance(error, UsageError) and self.accelerator.is_main_process:
             folder.leave(self.folder)
         elif self.wandb:
             self.wandb.finish(1)
@@ -381,7 +377,7 @@ class Run:
         """Write the cause, from whichever rank knows it; say what is better said than raised."""
         memory, death = is_out_of_memory(error), ""
         if isinstance(error, RuntimeError | RunError) and not memory:  # of a lost connection?
-            memory, death = self.agree.deaths.story()
+            death = self.agree.deaths.story()
         own = "".join(traceback.format_exception_only(error)).strip()
         reason = death or f"rank {self.accelerator.process_index}: {own}"
         if isinstance(error, UsageError) and not self.accelerator.is_main_process:
@@ -390,7 +386,7 @@ class Run:
             reason = f"stopped at once at step {self.step}; {self._saved()}"
             self._end("stopped", reason, 1)
             raise KeyboardInterrupt(reason) from None
-        self._end("out_of_memory" if memory else "failed", reason, 1)
+        self._end("out_of_memory" if memory or MEMORY in death else "failed", reason, 1)
         if death:  # told now, before a launcher ends us too
             print(f"error: {death}; run the same command again.", file=sys.stderr)
             raise PeerFailed(death) from None
