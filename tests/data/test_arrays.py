@@ -268,11 +268,28 @@ def test_files_of_another_kind(tmp_path):
     ("sample x time", {"x": np.arange(X)}, f"x has {T} points by the axes, but {X} coord"),
     ("sample time x", {"nu": np.ones(N - 1)}, "nu .* fits no axis"),
     ("sample time x", {"t": -np.arange(T)}, "fall; store them in ascending order"),
-    ("sample time x", {"psi": np.ones((N, T, X), complex)}, "psi .* is complex")])
+    ("sample time x", {"psi": np.ones((N, T, X), complex)}, "psi .* is complex"),
+    ("N T X", {}, "axis n may be of samples or of points; call it sample, or x"),
+    ("b t x", {}, ""), ("Batch Time x", {}, "")])
 def test_what_contradicts_the_axes_is_refused(tmp_path, axes, arrays, sentence):
     np.savez(tmp_path / "a.npz", u=noise(N, T, X), **arrays)
+    if not sentence:
+        assert open_array(tmp_path / "a.npz", axes).samples == N
+        return
     with pytest.raises(UsageError, match=sentence):
         open_array(tmp_path / "a.npz", axes)
+
+
+@pytest.mark.parametrize("name, words", [
+    ("old.mat", r"cannot be read \(.*\); save it with -v7.3"), ("three.nc", "as netCDF-4"),
+    ("groups.h5", r"found train/ \(whose arrays must lie outside of it\)")])
+def test_files_that_other_programs_write(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"CDF\x01 or MATLAB 5.0 MAT-file")
+    if name == "groups.h5":
+        with h5py.File(tmp_path / name, "w") as f:
+            f["train/u"] = noise(N, T, X)
+    with pytest.raises(Unrecognised, match=words):
+        open_array(tmp_path / name, "sample time x")
 
 
 @pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf", "zarr"])

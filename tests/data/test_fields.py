@@ -30,6 +30,7 @@ def test_a_family_is_one_data_set(family):
     np.testing.assert_array_equal(fields.read(indices), everything[indices])
     assert fields.read(indices).dtype == torch.float32
     assert fields.params(indices).flatten().tolist() == [1.0, 0.001, 0.1, 0.1, 1.0, 0.001]
+    fields = pickle.loads(pickle.dumps(fields))  # other processes read the same
     streamed = torch.cat(list(fields.stream(indices, megabytes=0.001)))
     np.testing.assert_array_equal(streamed, everything[indices].reshape(-1, 1, by_hand.X))
 
@@ -38,18 +39,12 @@ def test_parameters_choose_files(family):
     root, u = family
     fields = open_fields("burgers1d:nu=0.001,1", root)
     assert len(fields) == 80 and fields.params([0, 79]).flatten().tolist() == [0.001, 1.0]
-    for task, words in (("burgers1d:nu=0.5", r"nu=\[0.5\] in .*, only \[0.001, 0.1, 1.0\]; make"),
+    for task, words in (("cns3d", "download"),
+                        ("burgers1d:nu=0.5", r"nu=\[0.5\] in .*, only \[0.001, 0.1, 1.0\]; make"),
                         ("burgers1d:rho=0.5", r"rho=\[0.5\] in .*, only \[nan"),
                         ("burger", "no data set burger in .*; there are: 1D_Burgers_nu0.001.hdf5")):
         with pytest.raises(NoData, match=words):
             open_fields(task, root)
-
-
-def test_no_data_says_how_to_get_it(tmp_path):
-    with pytest.raises(NoData, match="python -m ups.data make burgers1d --nu 0.1 --out"):
-        open_fields("burgers1d:nu=0.1", tmp_path)
-    with pytest.raises(NoData, match="download"):
-        open_fields("cns3d", tmp_path)
 
 
 def test_recognition_is_exact_or_asks(tmp_path, monkeypatch):
@@ -101,12 +96,8 @@ def test_splits_are_disjoint_complete_and_equal_across_files(family):
 FIT, VAL = [13, 38], [4, 7]
 
 
-def test_the_h5_families_test_on_the_last_tenth(tmp_path):
-    by_hand.build("swe2d", tmp_path / "a.hdf5", samples=30)  # by task, not by the ending
-    assert open_fields("swe2d", tmp_path).split("test").tolist() == [27, 28, 29]
-
-
 def test_files_of_equal_parameters_are_joined_in_natural_order(tmp_path):
+    """And the test split is the last tenth, as published."""
     parts = [by_hand.build("ns2d", tmp_path / f"ns-{i}.h5", samples=2, frames=3, seed=i)
              for i in (0, 2, 10)]
     fields = open_fields("ns2d", tmp_path)
@@ -146,31 +137,17 @@ def test_the_digest_follows_content_and_not_names(tmp_path):
         by_hand.build("burgers1d", path)
     first, second = (open_fields("burgers1d", path).digest for path in paths)
     assert first == second and len(first) == 64
-    for change in ("attribute", "value"):
+    for nu, more in ((0.02, 0), (0.01, 1)):
         with h5py.File(paths[1], "r+") as f:
-            if change == "attribute":
-                f.attrs["Nu"] = 0.02
-            else:
-                f.attrs["Nu"] = 0.01
-                f["tensor"][3, 2] += 1
+            f.attrs["Nu"] = nu
+            f["tensor"][3, 2] += more
         assert open_fields("burgers1d", paths[1]).digest != first
-    by_hand.build("darcy2d", tmp_path / "darcy.hdf5")
-    before = open_fields("darcy2d", tmp_path / "darcy.hdf5").digest
-    with h5py.File(tmp_path / "darcy.hdf5", "r+") as f:
-        f["tensor"][0] += 1  # the solution of the first
-    assert open_fields("darcy2d", tmp_path / "darcy.hdf5").digest != before
-
-
-def test_other_processes_read_the_same(family):
-    fields = open_fields("burgers1d", family[0])
-    again = pickle.loads(pickle.dumps(fields))
-    assert torch.equal(again.read([7, 50]), fields.read([7, 50]))
 
 
 def test_a_large_file_passes_through_little_memory(tmp_path):
-    """It has 1 GB in shape and kilobytes on disk: its chunks were never allocated."""
+    """It has 256 MB in shape and kilobytes on disk: its chunks were never allocated."""
     with h5py.File(tmp_path / "big.h5", "w") as f:
-        f.create_dataset("u", (64, 64, 512, 128), "f4", chunks=(1, 8, 512, 128), fillvalue=1.5)
+        f.create_dataset("u", (16, 64, 512, 128), "f4", chunks=(1, 8, 512, 128), fillvalue=1.5)
         f["u"].attrs["dims"] = "sample time x y"
         f.attrs["boundary"] = "closed closed"
     fields = open_fields("big", tmp_path / "big.h5")
@@ -180,7 +157,7 @@ def test_a_large_file_passes_through_little_memory(tmp_path):
         assert u[0, 0, 0, 0] == 1.5
         values += u.numel()
         peak = max(peak, anonymous() - before)
-    assert values == 64 * 64 * 512 * 128 and peak < 200
+    assert values == 16 * 64 * 512 * 128 and peak < 100
 
 
 def anonymous():

@@ -49,19 +49,14 @@ def draw(name, count=5, dtype=F64):
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_rows_do_not_depend_on_their_batch(name):
+def test_rows_do_not_depend_on_their_batch_nor_much_on_precision(name):
     u0 = draw(name)
-    whole, row = short(name, u0), short(name, u0[3:4])
+    whole, row, single = short(name, u0), short(name, u0[3:4]), short(name, u0.float())
     assert relative(row[0], whole[3]) < 1e-13
-
-
-@pytest.mark.parametrize("name", SOLVERS)
-def test_float32_agrees_with_float64(name):
-    single, double = short(name, draw(name).float()), short(name, draw(name))
-    assert single.dtype == torch.float32 and double.dtype == F64
-    assert relative(single.double(), double) < 2e-5
+    assert single.dtype == torch.float32 and whole.dtype == F64
+    assert relative(single.double(), whole) < 2e-5
     if name != "darcy2d":
-        assert torch.equal(double[:, 0], draw(name))
+        assert torch.equal(whole[:, 0], u0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -75,7 +70,7 @@ def test_graph_replay_agrees_with_cpu(name):
 
 
 def test_percentiles_of_the_1d_initial_condition():
-    rms = burgers1d.initial(20000, 256, seeded(), F64).square().mean(-1).sqrt().flatten()
+    rms = burgers1d.initial(20000, 64, seeded(), F64).square().mean(-1).sqrt().flatten()
     found = torch.quantile(rms, torch.tensor([0.05, 0.5, 0.95], dtype=F64))
     assert (found - torch.tensor([0.25, 0.70, 1.31])).abs().max() < 0.02
 
@@ -106,7 +101,7 @@ def cole_hopf(n, t, nu):
     return -2 * eps * torch.fft.irfft(1j * k * phi_hat, n=n) / torch.fft.irfft(phi_hat, n=n)
 
 
-@pytest.mark.parametrize(("nu", "t"), [(0.05, 0.3), (0.1, 0.5), (1.0, 0.05)])
+@pytest.mark.parametrize(("nu", "t"), [(0.05, 0.3), (1.0, 0.05)])
 def test_burgers_is_of_order_two(nu, t):
     errors = []
     for n in (64, 128, 256):
@@ -119,7 +114,7 @@ def test_burgers_is_of_order_two(nu, t):
 
 
 def test_burgers_conserves_and_dissipates():
-    u = burgers1d.solve(burgers1d.initial(32, 128, seeded(), F64), 2.0, 11, nu=0.001)[:, :, 0]
+    u = burgers1d.solve(burgers1d.initial(16, 64, seeded(), F64), 2.0, 11, nu=0.001)[:, :, 0]
     mean, energy = u.mean(-1), u.square().mean(-1)
     variation = (u - u.roll(1, -1)).abs().sum(-1)
     assert (mean - mean[:, :1]).abs().max() < 1e-13
@@ -183,16 +178,12 @@ def test_darcy_solves_the_assembled_matrix():
     assert relative(darcy2d.solve(a, beta=3.0).flatten(), exact) < 1e-10
 
 
-@pytest.mark.parametrize("n", [32, 64, 128])
+@pytest.mark.parametrize("n", [32, 128])
 def test_darcy_steady_residual(n):
-    def residual(a):
+    drawn = darcy2d.initial(4, n, seeded(), F64)
+    for a, bound in ((drawn, 1e-9), (drawn.float(), 2 * n**2 * 6e-8)):  # rounding of u / dx^2
         face, u = darcy2d.faces(a[:, 0].double()), darcy2d.solve(a)[:, 0].double()
-        return (1 - darcy2d.operator(face, u)).square().mean((-2, -1)).sqrt().max().item()
-
-    a = darcy2d.initial(8, n, seeded(), F64)
-    double, single = residual(a), residual(a.float())
-    print(f"darcy2d {n}: residual {double:.1e} in float64, {single:.1e} stored in float32")
-    assert double < 1e-9 and single < 2 * n**2 * 6e-8  # rounding of u times 1/dx^2
+        assert (1 - darcy2d.operator(face, u)).square().mean((-2, -1)).sqrt().max() < bound
 
 
 def test_darcy_slice_in_time():
@@ -213,17 +204,13 @@ def test_darcy_slice_differs_from_the_steady_field_as_published():
 
     A coarse grid has larger values (u is zero half a cell outside), so the bounds are wide.
     """
-    a = darcy2d.initial(40, 32, seeded(), F64)
+    a = darcy2d.initial(40, 16, seeded(), F64)
     steady = darcy2d.solve(a)
     one, two = (darcy2d.solve(a, target="slice", generator=seeded(s)) for s in (1, 2))
-    norm = one.flatten(1).norm(dim=1)
-    gap = ((steady - one).flatten(1).norm(dim=1) / norm).mean().item()
-    spread = ((one - two).flatten(1).norm(dim=1) / norm).mean().item() / math.sqrt(2)
+    gap, spread = ((other.flatten(1).norm(dim=1) / one.flatten(1).norm(dim=1)).mean().item()
+                   for other in (steady - one, (one - two) / math.sqrt(2)))
     print("darcy2d slice", gap, spread)
     assert 0.02 < gap < 0.06 and 0.01 < spread < 0.03
-
-
-def test_darcy_threshold_is_the_mean():
     assert darcy2d.mean_bumps() == pytest.approx(
         darcy2d.bumps(4000, 16, seeded()).mean().item(), rel=0.02)
 
@@ -247,12 +234,12 @@ def test_diffusion_reaction_linearised():
 
 def test_diffusion_reaction_order_and_symmetry():
     errors, fields = [], {}
-    for n in (16, 32, 64, 128):
+    for n in (16, 32, 64):
         x = (torch.arange(n, dtype=F64) + 0.5) / n
         u0 = torch.stack([torch.cos(math.pi * x) + torch.cos(2 * math.pi * x)[:, None],
                           torch.cos(math.pi * x) * torch.cos(math.pi * x)[:, None]])
         fields[n] = diffreact2d.solve(u0[None], 1.0, 2)[:, 1]
-    for n in (16, 32, 64):
+    for n in (16, 32):
         errors.append(relative(fields[n], coarsen(fields[2 * n], 2)))
     print("diffreact2d", errors, orders(errors))
     assert min(orders(errors)) > 1.9
@@ -267,14 +254,14 @@ def test_diffusion_reaction_order_and_symmetry():
 
 def test_shallow_water_is_of_order_two_where_smooth():
     fields, errors = {}, []
-    for n in (24, 48, 96, 192):
+    for n in (24, 48, 96):
         x = swe2d.LENGTH * ((torch.arange(n, dtype=F64) + 0.5) / n - 0.5)
         h0 = 1 + 0.2 * torch.exp(-2 * (x**2 + x[:, None] ** 2))
         fields[n] = swe2d.solve(h0[None, None], 0.5, 2)[:, 1]
-    for n in (24, 48, 96):
+    for n in (24, 48):
         errors.append((fields[n] - coarsen(fields[2 * n], 2)).abs().mean().item())
     print("swe2d", errors, orders(errors))
-    assert min(orders(errors)) > 1.7 and orders(errors)[-1] > 1.85
+    assert min(orders(errors)) > 1.85
 
 
 def test_dam_break_is_symmetric_and_keeps_its_water():
@@ -363,7 +350,7 @@ def test_navier_stokes_converges_spectrally():
 
 def test_navier_stokes_steps_are_of_order_four():
     u0 = ns2d.initial(1, 32, seeded(), F64)
-    runs = [ns2d.solve(u0, 1.0, m + 1, nu=0.02)[0, -1] for m in (64, 128, 256, 1024)]
+    runs = [ns2d.solve(u0, 1.0, m + 1, nu=0.02)[0, -1] for m in (64, 128, 512)]
     errors = [relative(u, runs[-1]) for u in runs[:-1]]
     print("ns2d in time", errors, orders(errors))
     assert min(orders(errors)) > 3.8

@@ -28,8 +28,7 @@ def test_truncation_keeps_what_the_coarse_grid_holds():
 
 
 def test_the_truth_goes_on_from_test_states_and_lies_beside_the_file(tmp_path):
-    sizes = {"samples": 20, "grid": 16, "frames": 3, "forcing": "stochastic"}
-    make("ns2d", out=tmp_path, **sizes)
+    sizes = {"samples": 20, "grid": 16, "frames": 3, "chunk": 20, "forcing": "stochastic"}
     path, truth = make("ns2d", out=tmp_path, truth=4, **sizes)
     fields = open_fields("ns2d_stochastic", tmp_path)
     assert fields.facts.shifts == ("y", "x") and fields.facts.dt == 0.5

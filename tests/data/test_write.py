@@ -44,7 +44,8 @@ def test_every_fact_reads_back(tmp_path):
         "grid": GRID, "frames": T, "params": ("nu", "rho"), "scales": (), "steady": False}
     assert facts == expected
     assert file.warnings == ()
-    again, = map(open_array, convert(path, tmp_path / "again.h5"))
+    (tmp_path / "again").mkdir()
+    again, = map(open_array, convert(path, tmp_path / "again"))  # into a folder that is there
     assert again.facts == file.facts
     np.testing.assert_array_equal(again.read(range(N)), u)
     np.testing.assert_array_equal(again.read_inputs(range(N)), inputs)
@@ -75,10 +76,13 @@ def test_trajectories_one_after_another(tmp_path):
     ({"params": {"u": 1.0, "x": [1, 2, 3]}}, "names two things"),
     ({"t": [0, 1, 2, 4, 8]}, "uneven, with steps from 1 to 4"),
     ({"dt": -1}, "dt = -1 is not understood"),
+    ({"t": np.arange(T - 1)}, "t has 4 coordinates for 5 frames"),
+    ({"path": "mine.npz"}, "this writes HDF5; let the name end in .h5"),
     ({"inputs": {"a": noise(4, 6)}}, "input a has shape (4, 6)")])
 def test_what_cannot_be_written(tmp_path, change, said):
     with pytest.raises(UsageError) as error:
-        write_fields(tmp_path / "mine.h5", noise(N, T, *GRID), **{"axes": "x y"} | change)
+        write_fields(tmp_path / change.get("path", "mine.h5"), noise(N, T, *GRID),
+                     **{"axes": "x y"} | {k: v for k, v in change.items() if k != "path"})
     assert said in str(error.value) and "partial" not in str(error.value)
     assert not list(tmp_path.iterdir())
 

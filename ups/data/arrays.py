@@ -20,7 +20,7 @@ import numpy as np
 from ups.config import UsageError
 from ups.data.facts import read_yaml, understand
 from ups.data.file import File, agree, found, natural
-from ups.data.stores import ROLES, SUFFIXES, Unrecognised, contents, opened
+from ups.data.stores import SHORT, SUFFIXES, Unrecognised, contents, opened
 from ups.data.well import SPLITS
 
 AXES = {1: "x", 2: "time x", 3: "sample time x", 4: "sample time x y", 5: "sample time channel x y"}
@@ -42,7 +42,10 @@ def open_array(path, axes="", said=None):
             more, numbers = understand(more, where, strict=True)
             facts, params = facts | more, params | numbers
         words = axes.split() or facts.get("axes", ())
-        words = tuple(ROLES.get(word.lower(), word) for word in words)
+        words = tuple(SHORT.get(word.lower(), word) for word in words)
+        if "n" in map(str.lower, words):
+            raise UsageError(f"{path}: the axis n may be of samples or of points; call it sample, "
+                             "or x.")
         if not axes and not {*words} & {"sample", "time", "channel"}:
             words = ()  # of space alone: that is a fact, and no layout
         if words:  # what is said wins
@@ -77,7 +80,10 @@ def _main(path, f, variables, words, facts):
         raise UsageError(f"{path}: {complexes[0]} is complex; store real and imaginary parts as "
                          "two channels.")
     if not named:
-        raise Unrecognised(f"{path}: {cure}; found {', '.join(map(str, variables)) or 'nothing'}.")
+        there = ", ".join([*map(str, variables), *(
+            f"{name}/ (whose arrays must lie outside of it)" for name in f
+            if not hasattr(f[name], "shape"))])
+        raise Unrecognised(f"{path}: {cure}; found {there or 'nothing'}.")
     main = max(named, key=lambda one: (steady or "time" in one.axes, one.name in wanted,
                                        math.prod(one.shape)))
     axes = {*main.axes}

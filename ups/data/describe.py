@@ -32,7 +32,7 @@ def inspect(source, picture=None):
         wrong = [("WRONG", one) for one in contradictions(fields)]
         maybe = [("you may say", one) for one in proposals(fields)]
         for name, text in (*_described(fields), *wrong, *maybe):
-            print(f"  {name:16s}{text}")
+            print(f"  {name:15s} {text}")
         script = f"train_{'steady' if facts.steady else 'operator'}.py"
         print("Correct that first, in the file or by --facts." if wrong else
               f"Train on it: accelerate launch {script} {flags} --run "

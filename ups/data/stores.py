@@ -20,7 +20,10 @@ from ups.data.facts import READ, understand
 HDF5 = (".h5", ".hdf5")
 SUFFIXES = (*HDF5, ".nc", ".nc4", ".mat", ".npy", ".npz", ".zarr")
 ROLES = {"samples": "sample", "batch": "sample", "trajectory": "sample", "t": "time",
-         "channels": "channel"}  # other words for the axes that are not of space
+         "channels": "channel"}  # other words for the axes that are not of space ..
+SHORT = ROLES | {"b": "sample", "c": "channel", "sample": "sample", "time": "time",
+                 "channel": "channel"}  # .. and where somebody says them
+CURES = {".mat": "; save it with -v7.3", ".nc": "; store it as netCDF-4"}
 UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError,
               zipfile.BadZipFile, yaml.YAMLError)
 
@@ -117,7 +120,9 @@ def opened(path):
     except ImportError:
         raise UsageError(f"{path} is zarr; `pip install zarr` reads it.") from None
     except UNREADABLE as error:
-        raise Unrecognised(f"{path} cannot be read ({' '.join(str(error).split())}).") from error
+        cure = "" if h5py.is_hdf5(path) else CURES.get(suffix, "")
+        raise Unrecognised(f"{path} cannot be read ({' '.join(str(error).split())}){cure}."
+                           ) from error
 
 
 def is_zarr(path):

@@ -36,6 +36,8 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     The points of an axis go by its name: `x=`. made: how, for JSON; `make` looks for it.
     """
     path = Path(path)
+    if path.suffix in (".npy", ".npz", ".zarr"):
+        raise UsageError(f"{path}: this writes HDF5; let the name end in .h5.")
     given = dict(inputs) if isinstance(inputs, dict) else {}
     said = {"channels": channels, "axes": axes, "boundary": boundary, "inputs": [*given] or inputs}
     names = understand(said, path)[0].get("axes", ("x", "y", "z"))
@@ -54,12 +56,13 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
         raise UsageError(f"{path}: a trajectory has {len(grid)} axes of space, but the axes are "
                          f"{' '.join(space)!r}; name each.")
     points["t"] = np.arange(frames) * facts.get("dt", 1.0) if t is None else t
-    for axis, n, (low, high) in zip(space, grid, facts.get("domain", [(0, 1)] * len(grid)),
-                                    strict=True):
+    for axis, n, (low, high) in zip(("t", *space), (frames, *grid), (
+            (0, 1), *facts.get("domain", [(0, 1)] * len(grid))), strict=True):
         points.setdefault(axis, low + (np.arange(n) + 0.5) * (high - low) / n)
         if np.size(points[axis]) != n:
             raise UsageError(f"{path}: {axis} has {np.size(points[axis])} coordinates for {n} "
-                             "points; leave out a last one that repeats the first.")
+                             f"{'frames' if axis == 't' else 'points'}; leave out a last one that "
+                             "repeats the first.")
     with new_file(path, open_array) as f:
         numbers = f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
         scales = {"sample": numbers} | {
@@ -156,14 +159,13 @@ def convert(src, dst, axes="", said=None, tasks=()):
             np.savez(Path(place) / src.name, **np.load(src))
             return convert(Path(place) / src.name, dst, axes, said, tasks)
     files = sum(find(src, tasks, axes, said).values(), [])
-    if len(files) > 1 and dst.suffix:
+    inside = len(files) > 1 or dst.is_dir()
+    if inside and dst.suffix:
         raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
                          f"{dst}.")
-    folders, paths = {split: folder for folder, split in SPLITS.items()} | {"": ""}, []
-    for file in files:
-        place = dst / folders[file.split] / f"{file.path.stem}.h5" if len(files) > 1 else dst
-        paths.append(copy(file, place))
-    return paths
+    folders = {split: folder for folder, split in SPLITS.items()} | {"": ""}
+    return [copy(file, dst / folders[file.split] / f"{file.path.stem}.h5" if inside else dst)
+            for file in files]
 
 
 def copy(file, path):
@@ -190,21 +192,16 @@ class _Told(io.FileIO):
 
     def write(self, data):
         rest = memoryview(data)
-        while rest and not self.fault:
-            with self._kept():
+        try:
+            while rest and not self.fault:
                 rest = rest[super().write(rest):]
+        except OSError as fault:
+            self.fault = fault
         return len(data)
 
     def truncate(self, size=None):
-        with self._kept():
+        if not self.fault:
             super().truncate(size)
-
-    @contextlib.contextmanager
-    def _kept(self):
-        try:
-            yield
-        except OSError as fault:
-            self.fault = fault
 
     def check(self):
         if self.fault:
