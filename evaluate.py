@@ -18,6 +18,7 @@ from pathlib import Path
 from ups.config import UsageError, check, command, flat, parse
 from ups.eval.data import PROTOCOLS, in_words, open_data
 from ups.eval.ensemble import drawn, dressed
+from ups.eval.ensemble_scores import against_truth, truth_of
 from ups.eval.forecasts import make_forecasts, scored
 from ups.eval.measure import best_median_worst, by_lead, measure, show, spectrum_leads, summarise
 from ups.eval.metrics import DEFINITIONS
@@ -97,6 +98,8 @@ def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
             name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
             | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
             for name, table in tables.items()}}
+    if path := truth_of(task):
+        result["against_truth"] = against_truth(accelerator, task, path, shown | others)
     if cfg.solver_seconds and not task.fields.all_test:  # else its training is not known
         train = read_json(Path(cfg.run) / "operator" / "exit.json").get("seconds", math.nan)
         each = min(row["seconds_all"] for row in result["plans"])

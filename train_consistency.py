@@ -10,6 +10,7 @@ checkpoints/, model/, choices.json, test.json and ensemble.png.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,7 @@ from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.diffusion import distillation_loss
 from ups.models.generators import JUMPS, LADDER
+from ups.models.latent_operator import latest
 from ups.stages import inherit, load_generator, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
@@ -55,25 +57,20 @@ def student_loss(model, batch, teacher, tasks):
     """Distance of the student's jumps to the end of the teacher's trajectory: (B,)."""
     task, index = tasks[batch["task"]], batch["task"]
     z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
-    z0, z1 = z.unbind(1)                                                        # (B, N, D) each
+    z0, z1 = z[:, :-1].squeeze(1), z[:, -1]     # (B, N, D) each; with a history z0 (B, H, N, D)
     given = dict(dt=batch["dt"], cond=batch["cond"], task=index,
                  inputs=inputs if inputs is None else inputs[:, 0])
     with torch.no_grad():
         z0 = z0 + task.noise(z0, z1, batch)
-        given |= dict(z1_hat=teacher.operator[0](z0, **given), z0=z0)
+        given |= dict(z1_hat=teacher.operator[0](z0, **given), z0=latest(z0))
     return distillation_loss(partial(model, **given), partial(teacher, **given), batch["x"], LADDER,
                              JUMPS, weight=partial(teacher.law.energy, task=index))
 
 
 def draw(batch, cfg, tasks):
     """Add this step's random numbers: functions of (seed, step, row), on any number of ranks."""
-    if cfg.augment:  # shift, mirror and sum
-        batch["move"] = noise.uniform(batch, cfg, 10, use="augment")
-    if cfg.noise:
-        batch["level"] = cfg.noise * noise.uniform(batch, cfg, use="level")
-        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
-    spec = tasks[batch["task"]].spec
-    batch["x"] = noise.normal(batch, cfg, batch["z"].shape[2], spec.width, use="x")
+    batch, spec = noise.disturb(batch, cfg, batch["z"].shape[1] - 1), tasks[batch["task"]].spec
+    batch["x"] = noise.normal(batch, cfg, math.prod(spec.tokens), spec.width, use="x")
     return batch
 
 
@@ -87,7 +84,7 @@ def main(argv=None):
         teacher = load_generator(cfg.run, "diffusion", operator)
         for frozen in (operator.model, teacher.model):
             frozen.to(run.accelerator.device)
-        data = open_latents(run, inherit(cfg, operator), "train")
+        data = open_latents(run, inherit(cfg, operator), "train", history=operator.history)
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

@@ -22,6 +22,7 @@ from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_angle
 from ups.models.generators import Diffusion
+from ups.models.latent_operator import latest
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
@@ -61,28 +62,23 @@ def diffusion_loss(model, batch, operator, law, tasks):
     """Error of denoising what the operator's step misses, in white coordinates: (B,)."""
     task, index = tasks[batch["task"]], batch["task"]
     z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
-    z0, z1 = z.unbind(1)                                                        # (B, N, D) each
+    z0, z1 = z[:, :-1].squeeze(1), z[:, -1]     # (B, N, D) each; with a history z0 (B, H, N, D)
     given = dict(dt=batch["dt"], cond=batch["cond"], task=index,
                  inputs=inputs if inputs is None else inputs[:, 0])
     with torch.no_grad():
         z0 = z0 + task.noise(z0, z1, batch)
         z1_hat = operator(z0, **given)
         width = batch["x"].shape[-1]
-        clean = law.whiten((z1 - z1_hat)[..., :width], z1_hat - z0, index)
-    net = partial(model, z0=z0, z1_hat=z1_hat, **given)
+        clean = law.whiten((z1 - z1_hat)[..., :width], z1_hat - latest(z0), index)
+    net = partial(model, z0=latest(z0), z1_hat=z1_hat, **given)
     return denoising_loss(net, clean, batch["angle"], batch["x"],
                           weight=partial(law.energy, task=index))
 
 
 def draw(batch, cfg, tasks):
     """Add this step's random numbers: functions of (seed, step, row), on any number of ranks."""
-    if cfg.augment:  # shift, mirror and sum
-        batch["move"] = noise.uniform(batch, cfg, 10, use="augment")
-    if cfg.noise:
-        batch["level"] = cfg.noise * noise.uniform(batch, cfg, use="level")
-        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
-    spec = tasks[batch["task"]].spec
-    batch["x"] = noise.normal(batch, cfg, batch["z"].shape[2], spec.width, use="x")
+    batch, spec = noise.disturb(batch, cfg, batch["z"].shape[1] - 1), tasks[batch["task"]].spec
+    batch["x"] = noise.normal(batch, cfg, math.prod(spec.tokens), spec.width, use="x")
     batch["angle"] = training_angle(noise.normal(batch, cfg, use="angle"), cfg.sigma_mean,
                                     cfg.sigma_std)
     return batch
@@ -97,8 +93,8 @@ def main(argv=None):
         operator = load_operator(cfg.run)
         operator.model.to(run.accelerator.device)
         source = inherit(cfg, operator)
-        fit = open_latents(run, source, "fit")       # what the operator has not seen
-        data = open_latents(run, source, "train")
+        fit = open_latents(run, source, "fit", history=operator.history)  # the operator knows none
+        data = open_latents(run, source, "train", history=operator.history)
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

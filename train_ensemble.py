@@ -19,6 +19,7 @@ from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.generators import Ensemble, Perturbed, fair_crps
+from ups.rollout import moved_on
 from ups.stages import inherit, load_operator
 from ups.train import noise
 from ups.train.ema import EMA
@@ -56,28 +57,25 @@ def ensemble_loss(model, batch, tasks, anchor):
     """Fair CRPS of a roll-out's members, and the relative error of one without noise: (B,)."""
     task, (vector, field) = tasks[batch["task"]], (batch["vector"], batch["field"])
     z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
-    members, loss = vector.shape[2], 0.0                     # (B, L, M, ..); the last has no noise
-    start = z[:, 0] + task.noise(z[:, 0], z[:, 1], batch)
+    (steps, members), loss = vector.shape[1:3], 0.0          # (B, L, M, ..); the last has no noise
+    start, ends = z[:, :-steps].squeeze(1), z[:, -steps:].unbind(1)
+    start = start + task.noise(start, ends[0], batch)
     state, dt, cond = (x.repeat_interleave(members, 0) for x in (start, batch["dt"], batch["cond"]))
-    for k in range(z.shape[1] - 1):
+    for k, z1 in enumerate(ends):
         given = inputs if inputs is None else inputs[:, k].repeat_interleave(members, 0)
-        state = model(state, dt, cond, batch["task"], given, vector[:, k].flatten(0, 1),
-                      field[:, k].flatten(0, 1))
-        z1_hat, z1 = state.unflatten(0, (-1, members)), z[:, k + 1]              # (B, M, N, D)
+        end = model(state, dt, cond, batch["task"], given, vector[:, k].flatten(0, 1),
+                    field[:, k].flatten(0, 1))
+        state, z1_hat = moved_on(state, end), end.unflatten(0, (-1, members))    # (B, M, N, D)
         loss = loss + anchor * task.relative_error(z1_hat[:, -1], z1)
         loss = loss + fair_crps(z1_hat[:, :-1], z1, task)
-    return loss / (z.shape[1] - 1) / task.typical_change[batch["stride"]]
+    return loss / steps / task.typical_change[batch["stride"]]
 
 
 def draw(batch, cfg, ensemble):
     """Add this step's random numbers: functions of (seed, step, row), on any number of ranks."""
-    (rows, frames), task = batch["z"].shape[:2], batch["task"]
-    if cfg.augment:  # shift, mirror and sum
-        batch["move"] = noise.uniform(batch, cfg, 10, use="augment")
-    if cfg.noise:
-        batch["level"] = cfg.noise * noise.uniform(batch, cfg, use="level")
-        batch["noise"] = noise.normal(batch, cfg, *batch["z"].shape[2:], use="noise")
-    shape = frames - 1, cfg.draws + 1, ensemble.numbers(task)
+    (rows, frames), task, seen = batch["z"].shape[:2], batch["task"], ensemble.history
+    batch = noise.disturb(batch, cfg, seen)
+    shape = frames - seen, cfg.draws + 1, ensemble.numbers(task)
     numbers = noise.normal(batch, cfg, *shape, use="members")
     numbers[:, :, -1 if cfg.draws > 1 else None:] = 0        # the anchor; of a control, all
     parts = ensemble.shaped(numbers.flatten(0, 2), task)
@@ -94,8 +92,9 @@ def main(argv=None):
         operator = load_operator(cfg.run)
         operator.model.to(run.accelerator.device)
         source = inherit(cfg, operator)
-        fit = open_latents(run, source, "fit")       # what the operator has not seen
-        data = open_latents(run, source, "train", length=cfg.length)
+        seen = operator.history                      # frames that the operator sees
+        fit = open_latents(run, source, "fit", history=seen)  # trajectories that it does not know
+        data = open_latents(run, source, "train", length=cfg.length, history=seen)
         loader = run.loader(data)                    # global batch k is a function of (seed, k)
 
         # model

@@ -39,7 +39,7 @@ from benchmarks.budget import WARMUP, steps_within, trial_steps
 from benchmarks.tables import device_name, heading, row
 from ups.config import UsageError, check, command, parse
 from ups.eval.ensemble import drawn, dressed
-from ups.eval.ensemble_scores import SCORES, against_truth
+from ups.eval.ensemble_scores import SCORES, TRUTH, against_truth, truth_of
 from ups.eval.forecasts import make_forecasts
 from ups.eval.measure import measure, summarise
 from ups.eval.metrics import DEFINITIONS
@@ -70,12 +70,10 @@ TRAINED = {"seed": "operator, another seed", "control": "control", "ensemble": "
 LEADS = 1, 2, 4, 8, 16, 32
 TRUTH_MEMBERS = 64  # of ensembles beside the solver's own
 TITLES = {"crps": "fair CRPS", "crps_block": "CRPS of means over 4 points an axis",
+          "energy_score": "fair energy score",
           "nrmse": "nRMSE of the mean", "vrmse": "VRMSE of the mean",
           "spread_skill": "spread / skill", "coverage_50": "in the central 50 %",
           "coverage_90": "in the central 90 %", "spectrum_error": "high-band spectrum error"}
-TRUTH = {"mean": "error of the mean / true spread", "spread": "spread / true spread",
-         "crps": "CRPS / the truth's own", "crps_block": "CRPS of 8 x 8 means / the truth's own",
-         "energy": "energy above k = 12 / the truth's"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +221,8 @@ def judge(cfg):
               "scores": {name: summarise(table, tables["operator"], task.fields.facts,
                                          count[name])["scores"]
                          for name, table in tables.items()}}
-    truth = task.fields.files[0].path.with_suffix(".truth")
-    if truth.exists() and cfg.split == "test":
+    truth = truth_of(task)
+    if truth and cfg.split == "test":
         more = {name: make(TRUTH_MEMBERS) for name, make in rows.items()}
         result["truth"] = against_truth(accelerator, task, truth, more)
     write_json(run.parent / f"judged_{cfg.split}.json", result)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import h5py
 import pytest
 import torch
 from accelerate import Accelerator
@@ -14,6 +15,7 @@ import train_consistency
 import train_diffusion
 import train_operator
 from ups.config import UsageError
+from ups.data.find import open_fields
 from ups.data.make import make
 from ups.stages import load_operator
 from ups.train.checkpoint import export_model, load_model
@@ -38,6 +40,12 @@ def base(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:  # the teacher's own test is enough to compare with
         patch.setattr(train_consistency, "finish_ensembles", lambda *args: None)
         train_consistency.main([*run, *TINY, *DRAWS])
+    fields = open_fields("diffreact2d", folder / "data")
+    chosen = fields.split("test")
+    with h5py.File(fields.files[0].path.with_suffix(".truth"), "w") as f:
+        u = fields.read(chosen)[:, [1, 3], None]
+        f["trajectory"], f["lead"] = chosen, [1, 3]
+        f["u"] = u + 0.01 * torch.randn(len(chosen), 2, 8, *u.shape[3:])
     evaluate.main(run)
     return folder
 
@@ -101,6 +109,12 @@ def test_every_file_carries_the_definitions(base):
     assert page.count("<h2>") == 3 and "Lineage" in page  # two tasks, and how it was made
     assert about["lineage"]["operator"]["fingerprint"] in page
     assert re.search(r"fair CRPS = mean over members", page)
+    assert "against_truth" not in about["tasks"]["burgers1d"]  # a truth lies beside the other
+    truth = about["tasks"]["diffreact2d"]["against_truth"]
+    names = {"operator", "diffusion", "consistency", "perturbed", "dressing"}
+    assert truth["leads"] == [1, 3] and truth["scores"].keys() == names
+    assert all(1 < score < 1e4 for one in truth["scores"].values() for score in one["crps"])
+    assert page.count("solver's own ensemble") == 5
 
 
 def test_it_says_when_the_operator_pays_and_a_failure_leaves_the_report(base, tmp_path, capsys,

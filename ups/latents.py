@@ -25,7 +25,7 @@ from ups.data.fields import Fields
 from ups.data.find import open_data
 from ups.memory import require_memory
 from ups.models.codec import Codec, fit_patch, patch_sizes
-from ups.models.latent_operator import TaskSpec
+from ups.models.latent_operator import TaskSpec, latest
 from ups.models.recipe import patches, told
 from ups.parent import inherit_codec
 from ups.stages import facts_of, load_codec, own_codec
@@ -186,8 +186,7 @@ class TaskLatents:
 
 @compile_in_graph
 def _noise(z0, z1, weight, level, noise, scale):
-    last = z0 if z0.ndim == 3 else z0[:, -1]
-    change = (weight * (z1 - last) ** 2).sum(-1).mean(1) / weight.sum()
+    change = (weight * (z1 - latest(z0)) ** 2).sum(-1).mean(1) / weight.sum()
     level = (level * change.sqrt()).view(-1, *[1] * (z0.ndim - 1))
     return level * scale * (noise - noise.mean(-2, keepdim=True))
 

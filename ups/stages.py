@@ -141,9 +141,6 @@ def load_generator(run, stage, operator):
 
 def inherit(cfg, operator):
     """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
-    if isinstance(cfg, RunConfig) and operator.history > 1:
-        raise UsageError(f"the operator in {cfg.run} sees {operator.history} frames, and this "
-                         "stage needs --history 1; perturbed inputs need no stage.")
     default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
            if name not in INHERITED or value != default.get(name)}

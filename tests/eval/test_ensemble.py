@@ -1,23 +1,26 @@
 """Members are trajectories: what they are made of, with generators that can be followed by hand."""
 
+import dataclasses
 import functools
 import json
 from types import SimpleNamespace
 
+import h5py
 import pytest
 import torch
+from accelerate import Accelerator
 from decaying import decaying, operator
 from factual import CIRCLE
 
 from ups.eval import ensemble_scores
 from ups.eval.ensemble import drawn, dressed, member_noise, roll_out_members
-from ups.eval.ensemble_scores import against
+from ups.eval.ensemble_scores import against, against_truth
 from ups.eval.forecasts import start
 from ups.eval.metrics import crps
 from ups.files import write_json
 from ups.models.body import BodyConfig
 from ups.models.generators import Diffusion, Ensemble, Perturbed
-from ups.models.latent_operator import LatentOperator, TaskSpec
+from ups.models.latent_operator import LatentOperator, TaskSpec, latest
 from ups.stages import preferred
 
 SIZES = dict(dim=16, depth=2, modes=4, kernel=3)
@@ -73,38 +76,31 @@ def test_perturbed_inputs_keep_means_and_are_carried_by_the_operator():
     torch.testing.assert_close(size, scale, rtol=0.05, atol=0)
 
 
-def generators():
-    torch.manual_seed(0)
-    parent = LatentOperator(BodyConfig(**SIZES), [TASK])
-    found = {"ensemble": Ensemble(BodyConfig(**SIZES), [TASK])}
-    for calls in (3, 8):
-        found[f"diffusion, {calls}"] = Diffusion(BodyConfig(**SIZES), [TASK], parent, calls=calls)
-    for calls in (1, 2):
-        found[f"student, {calls}"] = Diffusion(BodyConfig(**SIZES), [TASK], parent, "consistency",
-                                               calls)
-    pairs = [(torch.randn(200, 8, 2), 0.1 * torch.randn(200, 8, 2))]
-    for model in found.values():
-        model.law.fit(0, pairs)
-        for name, p in model.named_parameters():
-            if "modulation" in name or "out" in name:
-                torch.nn.init.normal_(p, std=0.1)
-    return found
-
-
-@pytest.mark.parametrize("name", generators())
-def test_going_on_from_a_frame_with_the_same_numbers_gives_the_next(name):
+@pytest.mark.parametrize("history", [1, 2])
+@pytest.mark.parametrize("kind, calls", [("ensemble", 1), ("diffusion", 3), ("consistency", 1),
+                                         ("consistency", 2)])
+def test_going_on_from_a_frame_with_the_same_numbers_gives_the_next(kind, calls, history):
     """Of members that keep conserved means, and in as many calls of the network as were asked."""
-    model, calls = generators()[name].requires_grad_(False), []
-    model.register_forward_hook(lambda *_: calls.append(1))
+    torch.manual_seed(0)
+    sizes, task = BodyConfig(**SIZES), [dataclasses.replace(TASK, history=history)]
+    model = Ensemble(sizes, task) if kind == "ensemble" else Diffusion(
+        sizes, task, LatentOperator(sizes, task), kind, calls)
+    model.law.fit(0, [(torch.randn(200, 8, 2), 0.1 * torch.randn(200, 8, 2))])
+    for name, p in model.requires_grad_(False).named_parameters():
+        if "modulation" in name or "out" in name:
+            torch.nn.init.normal_(p, std=0.1)
+    made = []
+    model.register_forward_hook(lambda *_: made.append(1))
     noise = functools.partial(member_noise, 0, [0, 1], 3, "cpu")
-    dt, cond, z0 = torch.ones(2), torch.zeros(2, 0), torch.randn(2, 8, 2)
+    dt, cond, z0 = torch.ones(2), torch.zeros(2, 0), torch.randn(2, history, 8, 2).squeeze(1)
     frames = list(roll_out_members(model, z0, 4, dt, cond, 0, noise, 0.0))
-    assert len(calls) == 4 * int(name[-1] if name[-1].isdigit() else 1)
-    again = [model.step(frames[2][:, m], dt, cond, 0, noise(4, model.numbers(0))[:, m])
+    assert len(made) == 4 * calls
+    seen = torch.stack(frames[3 - history : 3], 2).squeeze(2)  # the last frames of each member
+    again = [model.step(seen[:, m], dt, cond, 0, noise(4, model.numbers(0))[:, m])
              for m in range(3)]
     torch.testing.assert_close(torch.stack(again, 1), frames[3])
     spread = frames[3].std(1).mean()
-    moved = (frames[3] - z0[:, None]).mean(2) @ torch.tensor([0.5, 2.0])
+    moved = (frames[3] - latest(z0)[:, None]).mean(2) @ torch.tensor([0.5, 2.0])
     assert moved.abs().max() < 1e-4 < 1e-2 < spread, spread
 
 
@@ -136,6 +132,27 @@ def test_against_the_truth_each_measure_is_one_where_members_are_the_truths_own(
     assert ratio["narrow"]["variance"] == pytest.approx(0.25, abs=0.01)
     assert ratio["narrow"]["energy"] == pytest.approx(0.25, abs=0.02)
     assert ratio["moved"]["crps_block"] > 3 > 1.3 > ratio["moved"]["crps"] > 1.1
+
+
+def test_the_file_of_a_truth_is_read_at_its_leads(tmp_path):
+    """Members that are moved by half of the true spread, around the stored solution."""
+    task, random = decaying(), torch.Generator().manual_seed(1)
+    chosen = task.fields.split("test")[1:4]
+    u = task.fields.read(chosen)[:, [1, 3], None]
+    draws = u + 0.1 * torch.randn(3, 2, 256, 2, 16, generator=random)
+    with h5py.File(tmp_path / "a.truth", "w") as f:
+        f["trajectory"], f["lead"], f["u"] = chosen, [1, 3], draws
+
+    def moved(s):
+        for k in range(1, s.steps + 1):
+            y = s.u[:, k, None]
+            yield y + 0.05 + 0.1 * torch.randn(1, 64, 2, 16, generator=random)
+
+    found = against_truth(Accelerator(cpu=True), task, tmp_path / "a.truth", {"moved": moved})
+    scores = found["scores"]["moved"]
+    assert found["leads"] == [1, 3] and scores["mean"] == pytest.approx([0.5, 0.5], abs=0.05)
+    assert scores["spread"] == pytest.approx([1, 1], abs=0.05)
+    assert min(scores["crps_block"]) > min(scores["crps"]) > 1.05
 
 
 def _expected(x, y):

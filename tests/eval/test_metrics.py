@@ -170,6 +170,22 @@ def test_a_perfect_ensemble():
         assert (ranks.mean((0, 1)) * (count + 1) - 1).abs().max() < 0.02
 
 
+def test_the_energy_score_by_loops_and_in_closed_form():
+    """Of N(0, I) in n dimensions it is G((n + 1) / 2) / G(n / 2), over the root of n for our norm;
+    at a single point it is the CRPS."""
+    generator = torch.Generator().manual_seed(4)
+    x, y = torch.randn(20_000, 3, 1, 5, generator=generator), torch.randn(20_000, 1, 5,
+                                                                          generator=generator)
+    score = m.energy_score(x, y)
+    expected = math.gamma(3) / math.gamma(2.5) / 5**0.5
+    assert score.mean().item() == pytest.approx(expected, rel=0.01)
+    error = sum((x[0, i] - y[0]).norm() for i in range(3)) / 3
+    pairs = sum((x[0, i] - x[0, j]).norm() for i in range(3) for j in range(3)) / 12
+    assert score[0, 0].item() == pytest.approx(((error - pairs) / 5**0.5).item(), rel=1e-5)
+    torch.testing.assert_close(m.energy_score(x[..., :1], y[..., :1]),
+                               m.crps(x[..., :1], y[..., :1]))
+
+
 @pytest.mark.parametrize("count", [3, 16])
 def test_coverage_is_that_of_the_normal_distribution(count):
     """Of members from N(0, 1) and a truth from N(0, s^2); exact for s = 1, however few members."""

@@ -10,7 +10,7 @@ import h5py
 import torch
 
 from ups.eval.ensemble import drawn, dressed
-from ups.eval.forecasts import make_forecasts, start
+from ups.eval.forecasts import make_forecasts, scored, start
 from ups.eval.measure import by_trajectory, measure, summarise, text_table
 from ups.eval.metrics import DEFINITIONS, block_means, spectrum
 from ups.eval.plots import draw_ensemble, picture
@@ -22,8 +22,11 @@ SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of perturbed inputs, in deviations of
 STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.2)  # of a step's noise: less where all steps err alike
 VAL, MEMBERS = 16, 4  # trajectories and members that choose: cheap, and fair for any number
 TEST = 16  # trajectories of a stage's own table; evaluate.py takes all
-SCORES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "spread_skill", "coverage_50",
-          "coverage_90", "spectrum_error")
+SCORES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "energy_score", "spread_skill",
+          "coverage_50", "coverage_90", "spectrum_error")
+TRUTH = {"mean": "error of the mean / true spread", "spread": "spread / true spread",
+         "crps": "CRPS / the truth's own", "crps_block": "CRPS of 8 x 8 means / the truth's own",
+         "energy": "energy above k = n / 5 / the truth's"}
 
 
 def val_score(accelerator, operator, generator, task, index):
@@ -92,7 +95,7 @@ def finish_ensembles(run, operator, generators, tasks):
         tables, milliseconds = measure(run.accelerator, task, forecasts, test, only=SCORES,
                                        members=members)
         tables.pop("truth", None)
-        scores = {name: summarise(table, tables["operator"], task.fields.facts,
+        scores = {name: summarise(table, tables["operator"], scored(task),
                                   1 if name == "operator" else members)["scores"]
                   for name, table in tables.items()}
         count = {name: 1 if name == "operator" else members for name in tables}
@@ -103,7 +106,7 @@ def finish_ensembles(run, operator, generators, tasks):
         if run.accelerator.is_main_process:
             print(table_of(task.name, results[task.name]))
             name = "ensemble.png" if len(tasks) == 1 else f"ensemble_{task.name}.png"
-            picture(run.folder / name, draw_ensemble, task.fields.facts, truth, shown)
+            picture(run.folder / name, draw_ensemble, scored(task), truth, shown)
     if run.accelerator.is_main_process:
         run.write("test.json", {"definition": {name: DEFINITIONS[name] for name in
                                                ("nrmse", "vrmse", "crps", "spread_skill")},
@@ -111,8 +114,8 @@ def finish_ensembles(run, operator, generators, tasks):
 
 
 COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "crps": "CRPS", "crps_block": "of blocks",
-           "spread_skill": "spread", "coverage_50": "in 50 %", "coverage_90": "in 90 %",
-           "spectrum_error": "spectrum"}
+           "energy_score": "of fields", "spread_skill": "spread", "coverage_50": "in 50 %",
+           "coverage_90": "in 90 %", "spectrum_error": "spectrum"}
 
 
 def table_of(name, result):
@@ -134,15 +137,25 @@ def futures(accelerator, task, forecast, test):
 
 
 # against the truth of a stochastic task
+def truth_of(task):
+    """The file with continuations of a task's test states, or None: it is of full resolution, and
+    begins at the first frame."""
+    fields, path = task.fields, task.fields.files[0].path.with_suffix(".truth")
+    whole = fields.stride_x == fields.frames.step == len(fields.files) == task.history == 1
+    first = fields.frames.start == fields.files[0].facts.first_frame
+    return path if whole and first and path.is_file() else None
+
+
 @exact_inference
 @torch.no_grad()
-def against_truth(accelerator, task, path, forecasts, block=8, high=12):
+def against_truth(accelerator, task, path, forecasts, block=8):
     """{forecast: {measure: (leads,)}} against the solver's own continuations of some states.
 
     mean       error of the mean / true spread      variance     spread / true spread
     crps       CRPS / the truth's own               crps_block   the same of means over blocks
-    energy     of a member at k > `high` / the truth's
+    energy     of a member at k > n / 5 / the truth's, on n points an axis
     """
+    high = min(task.fields.facts.grid) // 5
     with h5py.File(path) as f:
         chosen, leads = torch.from_numpy(f["trajectory"][:]), f["lead"][:].tolist()
         place = {n: i for i, n in enumerate(chosen.tolist())}

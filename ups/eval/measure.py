@@ -22,8 +22,8 @@ from ups.train.step import exact_inference
 
 CHUNK = 16                # trajectories at a time, at most
 CHUNK_BYTES = 256 << 20   # of fields that are held at a time
-MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "sample_nrmse", "crmse", "brmse",
-         "drift", "coverage_50", "coverage_90")  # whose summary is a plain mean
+MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "energy_score", "sample_nrmse",
+         "crmse", "brmse", "drift", "coverage_50", "coverage_90")  # whose summary is a plain mean
 LEADS = (1, 5, 10, 20, 40)  # that tables show
 BLOCK = 4  # points an axis of the blocks of `crps_block`
 
@@ -107,7 +107,8 @@ def score(p, y, u0, conserved=(), energy=None, only=None):
                  "spectrum_error": lambda: torch.stack(
                      metrics.spectrum_error(own(), energy, y.shape[2:]), -1)[:, 0]}
     if p.shape[1] > 1:
-        each |= {"spread_skill": lambda: torch.stack(metrics.spread_skill(p, y), -1),
+        each |= {"energy_score": lambda: metrics.energy_score(p, y),
+                 "spread_skill": lambda: torch.stack(metrics.spread_skill(p, y), -1),
                  "sample_nrmse": lambda: metrics.channel_nrmse(p[:, :1], y1)[:, 0],
                  "coverage_50": lambda: metrics.coverage(p, y, 0.5),
                  "coverage_90": lambda: metrics.coverage(p, y, 0.9),

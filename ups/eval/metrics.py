@@ -52,6 +52,8 @@ DEFINITIONS = {
     "crps": ("fair CRPS = mean over members of |x_i - y| - sum over pairs i, j of |x_i - x_j| / "
              "(2 M (M - 1)), mean over space, channels and trajectories; of one member, the "
              "absolute error"),
+    "energy_score": ("fair energy score (Gneiting and Raftery, 2007) = the CRPS of whole fields: "
+                     "|.| is the root mean square over space; mean over channels and trajectories"),
     "crps_block": "CRPS of block means = fair CRPS of means over blocks of 4 points an axis",
     "spread_skill": ("spread / skill = root of [(M + 1) / M * mean of the members' unbiased "
                      "variance / mean squared error of the ensemble mean], means over space and "
@@ -181,6 +183,15 @@ def crps(members, y):
     place = torch.arange(1 - count, count, 2, dtype=x.dtype, device=x.device)  # pairs below - above
     pairs = (x.sort(1).values * place[:, None, None]).sum(1).mean(2)  # sum of x_j - x_i, i < j
     return error - pairs / (count * (count - 1))
+
+
+def energy_score(members, y):
+    """Fair energy score (B, C): the CRPS with the root mean square over space for |.|."""
+    x, y = members.double().flatten(3).transpose(1, 2), y.double().flatten(2)  # (B, C, M, points)
+    count, points = x.shape[2:]
+    pairs = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").sum((2, 3))
+    error = (x - y[:, :, None]).norm(dim=3).mean(2) - pairs / (2 * count * max(1, count - 1))
+    return error / points**0.5
 
 
 def spread_skill(members, y):

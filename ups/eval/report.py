@@ -14,8 +14,9 @@ from string import Template
 
 import torch
 
+from ups.eval.ensemble_scores import TRUTH
 from ups.eval.forecasts import LABELS, PROBES
-from ups.eval.measure import LEADS, lead_table
+from ups.eval.measure import LEADS, lead_table, text_table
 from ups.eval.plots import CHOICE, COLOURS, curves, draw_costs, draw_rollouts, film, render, three
 from ups.files import written
 
@@ -60,6 +61,8 @@ def write_report(folder, about, pictures):
                                                      one["scores"]["crps"]["all"]])
              for name, one in result["forecasts"].items() if name not in PROBES},
             ["95 %: low", "high", "CRPS"], width=20))
+        for title, head, rows in _against_truth(result):
+            print(text_table(f"{task}: {title}", head, rows, width=20, form=".3g"))
         print(*([f"{task} {result['pays']}"] if "pays" in result else []),
               f"{about['definitions']['nrmse']}.", sep="\n")
     if about["steady"]:
@@ -90,6 +93,14 @@ def pays(count, solver, train, each):
     return (f"pays after {(count * solver + train) / (solver - each):,.0f} trajectories: "
             f"({count:,} of training x {solver:g} s + {train:.0f} s to train) / ({solver:g} - "
             f"{each:.2g} s saved by each)")
+
+
+def _against_truth(result):
+    """(title, head, {label: values}) of each measure against the solver's own ensemble."""
+    known = result.get("against_truth", {"scores": {}})
+    for name, title in TRUTH.items() if known["scores"] else ():
+        yield (f"{title}, solver's own ensemble", [f"step {lead}" for lead in known["leads"]],
+               {LABELS[label]: scores[name] for label, scores in known["scores"].items()})
 
 
 # parts of the page
@@ -234,6 +245,8 @@ def _task(result, facts, chosen, params, fields, errors):
         section("Calibration", *[over("crps_ratio", ensembles, "CRPS / operator's", level=1),
                                  over("spread_skill", ensembles, "spread / skill (right: 1)",
                                       level=1), *ranks()] * bool(ensembles)),
+        *(f"<h3>{title}</h3>" + table(["", *head], [[name, *row] for name, row in rows.items()])
+          for title, head, rows in _against_truth(result)),
         section(f"Conservation of the mean of {', '.join(result['conserved'])}",
                 over("drift", ["codec", *shown], "drift / rms of the first frame", yscale="log")),
         "<h3>Physics probes</h3>",

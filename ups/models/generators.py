@@ -25,7 +25,7 @@ from torch import nn
 
 from ups.models.body import TokenBody
 from ups.models.diffusion import angles, few_step, multistep
-from ups.models.latent_operator import ConserveMean, LatentOperator
+from ups.models.latent_operator import ConserveMean, LatentOperator, latest
 
 NUMBERS = 32  # of a member's noise vector (FGN: Alet et al. 2025)
 LADDER = angles(8)  # along which a teacher is distilled
@@ -93,11 +93,13 @@ class ResidualLaw(nn.Module):
             for first in range(0, len(chosen), CHUNK):
                 batch = windows.__getitems__([(0, 0, (index, n))
                                               for n in chosen[first : first + CHUNK]])
-                z0, z1 = batch["z"].to(device)[:, :2].unbind(1)
+                z = batch["z"].to(device)
+                z0, z1 = z[:, :-1].squeeze(1), z[:, -1]
                 dt, cond = batch["dt"].to(device), batch["cond"].to(device)
                 given = {"inputs": batch["inputs"][:, 0].to(device)} if "inputs" in batch else {}
                 z1_hat = operator(z0, dt, cond, index, **given)
-                pairs.append([x[..., :task.width] for x in (z1_hat - z0, z1 - z1_hat)])
+                pairs.append([x[..., :task.width]
+                              for x in (z1_hat - latest(z0), z1 - z1_hat)])
             found.append(self.fit(index, pairs))
         return found
 
@@ -151,15 +153,15 @@ class Ensemble(LatentOperator):
         self.gain = nn.ParameterList(torch.ones(task.width) for task in self.tasks)
 
     def forward(self, z0, dt, cond, task=0, inputs=None, vector=None, field=None):
-        """z0 (B, N, D), dt (B,), cond (B, P), vector (B, 32), a coloured field (B, N, D of the
-        task) -> a draw of z1 (B, N, D); without noise, the operator's z1_hat."""
+        """z0 (B, N, D) or, with a history, (B, H, N, D), dt (B,), cond (B, P), vector (B, 32), a
+        coloured field (B, N, D of the task) -> a draw of z1 (B, N, D); without noise z1_hat."""
         if vector is None:
             return super().forward(z0, dt, cond, task, inputs)
         more = self.vector(vector)[:, None, None, None].chunk(6 * len(self.body.blocks), -1)
         modulation = [[m + part for m, part in zip(block, more[6 * i:6 * i + 6], strict=True)]
                       for i, block in enumerate(self.modulate(dt, cond, task))]
         z1 = super().forward(z0, dt, cond, task, inputs, modulation, self.field[task](field))
-        size = self.law.size((z1 - z0).detach(), task)
+        size = self.law.size((z1 - latest(z0)).detach(), task)
         r = size * self.conserve(self.gain[task] * field, task)
         return z1 + F.pad(r, (0, self.width - r.shape[-1]))
 
@@ -240,13 +242,13 @@ class Diffusion(nn.Module):
     def step(self, z, dt, cond, task, noise, inputs=None):
         spec, z1_hat = self.law.tasks[task], self.operator[0](z, dt, cond, task, inputs)
         noise = noise.unflatten(1, (-1, math.prod(spec.tokens), spec.width))
-        net = functools.partial(self, z0=z, z1_hat=z1_hat, dt=dt, cond=cond, task=task,
+        net = functools.partial(self, z0=latest(z), z1_hat=z1_hat, dt=dt, cond=cond, task=task,
                                 inputs=inputs)
         if self.kind == "consistency":
             x = few_step(net, noise[:, 0], LADDER[list(JUMPS[:self.calls])], lambda i: noise[:, i])
         else:
             x = multistep(net, noise[:, 0], angles(self.calls))
-        r = self.conserve(self.law.residual(x, z1_hat - z, task), task)
+        r = self.conserve(self.law.residual(x, z1_hat - latest(z), task), task)
         r = r * (self.strength[task] if self.strength else 1.0)
         return z1_hat + F.pad(r, (0, z.shape[-1] - spec.width))
 

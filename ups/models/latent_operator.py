@@ -95,6 +95,11 @@ class LatentOperator(nn.Module):
         return self.body.hidden
 
 
+def latest(z):
+    """The state now (B, N, D): of a history (B, H, N, D) the last frame."""
+    return z if z.ndim == 3 else z[:, -1]
+
+
 class ConserveMean(nn.Module):
     """Take out of a change of the latents (B, N, D) what would move a conserved mean."""
 

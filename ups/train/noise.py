@@ -28,6 +28,16 @@ def uniform(batch, cfg, *shape, use):
     return _rows(torch.rand, batch, cfg, shape, use)
 
 
+def disturb(batch, cfg, seen=1):
+    """Add the numbers of a step's shift, mirror and sum, and noise for the `seen` given frames."""
+    if cfg.augment:
+        batch["move"] = uniform(batch, cfg, 10, use="augment")
+    if cfg.noise:
+        batch["level"] = cfg.noise * uniform(batch, cfg, use="level")
+        batch["noise"] = normal(batch, cfg, *batch["z"][0, :seen].squeeze(0).shape, use="noise")
+    return batch
+
+
 def _rows(draw, batch, cfg, shape, use):
     device = batch["rows"].device
     source = generator(device, cfg.seed, batch["step"], use)
