@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), *(str(HERE / name) for name in ("train", "faults"))]
 torch.set_num_threads(1)
 
-# files that start processes and wait for them; with two workers one of them must not come last
-LONG = ("test_fault_kill", "test_launch", "test_parity", "test_train_operator",
-        "test_fault_silence",
-        "test_parallel_parts", "test_ensembles",
-        "test_fault_step", "test_dry_run", "test_train_codec", "test_train_steady",
-        "test_evaluate")
+# the longest first: with two workers one of them must not come last
+LONG = ("test_launch", "test_ensembles", "test_train_operator", "test_fault_kill",
+        "test_fault_silence", "test_parallel_parts", "test_parity", "test_dry_run",
+        "test_fault_wandb", "test_train_codec", "test_train_steady", "test_evaluate",
+        "test_fault_step", "test_late", "test_morning")
 
 
 def pytest_configure(config):

@@ -19,7 +19,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 SECONDS = 300  # then it hangs, however loaded the machine is
 THREADS = ThreadPoolExecutor()
 FORKS = multiprocessing.get_context("forkserver")
@@ -30,7 +31,7 @@ FORKS.set_forkserver_preload([
 
 def environment():
     """One thread per process (two cores are shared), and the project on the path."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join(map(str, (ROOT, TESTS, TESTS / "train", TESTS / "faults")))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "WANDB_MODE": "offline"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import ROOT
+import toy
 
 import train_operator
 from ups import memory
@@ -17,10 +17,6 @@ from ups.data.make import make
 from ups.memory import free_memory, kernel_kills
 from ups.train.ranks import Deaths, place
 from ups.train.step import is_out_of_memory
-
-sys.path.append(str(ROOT / "tests" / "train"))
-
-import toy  # noqa: E402
 
 
 def test_what_is_free_is_what_the_machine_or_the_group_says(tmp_path, monkeypatch):

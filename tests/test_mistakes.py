@@ -9,6 +9,7 @@ import types
 import matplotlib
 import pytest
 import torch
+import toy
 from accelerate import Accelerator
 from launching import ROOT, environment
 
@@ -20,10 +21,6 @@ from ups.latents import open_tasks
 from ups.simulator import Simulator
 from ups.stages import load_codec
 from ups.train import ranks
-
-sys.path.append(str(ROOT / "tests" / "train"))
-
-import toy  # noqa: E402
 
 
 @pytest.fixture

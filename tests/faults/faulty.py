@@ -28,8 +28,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
-
 import fsdp_on_cpu
 import torch
 import torch.distributed as dist
@@ -239,6 +237,7 @@ def play_all(specs, cfg):
                 raise error
         elif error is None:  # `__exit__` would end the process group
             run._end("done", "", code=0)
+            run.agree.close()
             if run.lock:
                 run.lock.close()
         else:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import toy
-from launching import ROOT, Launch
+from launching import Launch
 from wandb_file import summary
 from watching import ending, losses, play, ranks
 
@@ -44,7 +44,6 @@ def test_what_a_run_is_called(launched):
 
 FROZEN = """
 import psutil, sys
-sys.path.append("{train}")
 import toy
 from ups.train import tracking
 
@@ -61,7 +60,7 @@ toy.main(sys.argv[1:])
 
 def test_a_service_that_stands_still_does_not_hold_the_end(tmp_path):
     """W&B's own exit would wait for it for ever."""
-    (tmp_path / "frozen.py").write_text(FROZEN.format(train=ROOT / "tests" / "train"))
+    (tmp_path / "frozen.py").write_text(FROZEN)
     done = Launch([tmp_path / "frozen.py", "--run", tmp_path, "--wandb", "faults"], fresh=True)
     done.end(90, alone=False)  # the service stands still for ever
     assert done.returncode == 0 and ending(tmp_path / "micro0")["status"] == "done"

@@ -15,18 +15,14 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from watching import begin, ending, losses, saved
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "faults"))
-
-from watching import begin, ending, losses, saved  # noqa: E402
-
 SEED, STEPS, HITS = 0, 60, 6
 TIMEOUT = int(os.environ.get("SOAK_TIMEOUT", 8))  # more where others load the machine
 LIMIT = 300 + 20 * TIMEOUT  # seconds of a launch

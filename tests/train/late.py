@@ -1,14 +1,9 @@
 """tests/faults/faulty.py where what the ranks say is read a step late, as on GPUs."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
-
 import faulty
+import torch
 
 from ups.train import ranks, run
 

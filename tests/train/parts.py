@@ -149,6 +149,7 @@ def train(name, strategy, folder):
             run.save()
     with ema.applied(model):
         run.export(model, {"part": True})
+    run.agree.close()
     if run.lock:
         run.lock.close()  # and no more: the end of a run is the end of the process group
 

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
@@ -159,8 +158,7 @@ def loss(model, batch):
 toy.loss = loss
 toy.command(toy.main)
 """)
-    path = f"{ROOT}:{Path(__file__).parent}"
-    done = launch(script, "--run", tmp_path / "run", "--dry_run", env={"PYTHONPATH": path})
+    done = launch(script, "--run", tmp_path / "run", "--dry_run")
     assert done.returncode == 1
     assert "error: rank 1 is out of memory at 1 rows" in done.stderr
     assert not list((tmp_path / "run").rglob("*"))

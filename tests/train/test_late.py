@@ -4,14 +4,10 @@ Two CPU processes play it, without the asynchrony. A step that is neither logged
 saved is the one after which the others do not know yet.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-
-from watching import ending, losses, one_order, play, ranks, saved  # noqa: E402
+from watching import ending, losses, one_order, play, ranks, saved
 
 SCENARIOS = [
     {"name": "sound"},

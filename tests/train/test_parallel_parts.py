@@ -6,7 +6,6 @@ the losses agree to 1e-3 of their size and the weights to a tenth of the way tha
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import parts
@@ -141,7 +140,7 @@ def test_a_checkpoint_goes_on_under_any_strategy(runs, part, first, then):
 
 
 def test_the_check_for_two_ranks_on_one_card_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "gpu"), *sys.path])
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "gpu")
     import two_ranks_one_card as card
 
     card.work("one", ["fp32", "fp32 one"], tmp_path, cpu=True)

@@ -1,6 +1,6 @@
 """The number of processes and the micro-batch change only the speed; a resume changes nothing."""
 
-import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 import toy
 from launching import launch
 from safetensors.torch import load_file
+from watching import losses
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -15,11 +16,6 @@ TOY = Path(__file__).parent / "toy.py"
 def weights(folder, rank=0):
     tensors = load_file(folder / f"rank{rank}.safetensors")
     return {name: t for name, t in tensors.items() if name.startswith(("model/", "ema/"))}
-
-
-def losses(folder):
-    lines = (folder / "toy" / "metrics.jsonl").read_text().splitlines()
-    return {line["step"]: line["train/loss"] for line in map(json.loads, lines)}
 
 
 def gap(a, b):
@@ -92,9 +88,8 @@ def test_a_killed_run_resumes(runs, tmp_path, first, then):
         assert losses(reference) == losses(folder)
     else:
         assert gap(weights(runs[1] / "micro0"), weights(folder)) < 1e-9
-    steps = [json.loads(line)["step"] for line in
-             (folder / "toy" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 9))  # none twice, none missing
+    steps = re.findall(r'"step": (\d+)', (folder / "toy" / "metrics.jsonl").read_text())
+    assert steps == list("12345678")  # none twice, none missing
 
 
 def test_resume_cut_anywhere_is_bit_for_bit(runs, tmp_path):

@@ -117,6 +117,8 @@ def main(argv=None):
         save_file(tensors, folder / f"rank{rank}.safetensors")
         if micro == cfg.variants[-1]:  # this ends the process group
             run.__exit__(None, None, None)
+        else:
+            run.agree.close()
 
 
 def print_threads():

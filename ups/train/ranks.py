@@ -143,7 +143,8 @@ class Agreement:
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.patience, self.codes = 0.8 * timeout, []
         self.late = accelerator.device.type == "cuda" and self.world > 1
-        self.waits, self.since, self.over = 0, math.inf, threading.Event()
+        self.waits, self.since = 0, math.inf
+        self.over, self.beat = threading.Event(), None
         places = everyone(accelerator, [*place(), secrets.token_hex(4)])
         self.deaths, self.token = Deaths([where for *where, _ in places]), places[0][-1]
         if self.late:
@@ -206,7 +207,7 @@ class Agreement:
             self.since = math.inf
 
     def listen(self, end):
-        """Until `over` is set, say every second that this process lives, and how often it has
+        """Until `close`, say every second that this process lives, and how often it has
         waited for the others. `end(sentence)`, in another thread, names those that stand still, or
         do not come where this one waits, for too long.
 
@@ -255,7 +256,14 @@ class Agreement:
             with contextlib.suppress(RuntimeError):
                 store.set(keys[self.rank], OVER)
 
-        threading.Thread(target=beat, daemon=True).start()
+        self.beat = threading.Thread(target=beat, daemon=True)
+        self.beat.start()
+
+    def close(self):
+        """Say no more. The thread holds the process group, which must not outlive the command."""
+        self.over.set()
+        if self.beat:
+            self.beat.join(5)
 
 
 class MixedAccelerator(Accelerator):

@@ -354,7 +354,7 @@ class Run:
         try:
             self._finish(error)
         finally:
-            self.agree.over.set()
+            self.agree.close()
             self._release_signals()
             if self.lock:
                 self.lock.close()

@@ -1,11 +1,12 @@
 """Launch faulty.py on two real processes, and read what they left."""
 
 import json
-from pathlib import Path
 
-from launching import start
+from launching import TESTS, start
 
-SCRIPT = Path(__file__).with_name("faulty.py")
+from ups.train.checkpoint import checkpoints, damage, step_of
+
+SCRIPT = TESTS / "faults" / "faulty.py"
 
 
 def begin(folder, specs, *flags, script=SCRIPT, **options):
@@ -44,6 +45,4 @@ def losses(folder, key="train/loss"):
 
 def saved(folder):
     """Steps of the sound checkpoints, newest first."""
-    from ups.train.checkpoint import checkpoints, damage, step_of
-
     return [step_of(c) for c in checkpoints(folder / "toy" / "checkpoints") if damage(c) is None]
