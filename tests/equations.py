@@ -152,13 +152,42 @@ def diffusion3d(folder, n=20, points=24, frames=5):
     return folder, ["--axes", "time x y z"], u[:, :, None]
 
 
+def write_well(path, name, axes, time, points, boundary, ranks, scalars):
+    """A file as The Well publishes them.
+
+    axes: such as "xy". points, boundary: one for each of them. ranks: {name: (values, sample, time,
+    dims)} for t0, t1 and t2 fields; scalars alike, without dims: what varies along which axis.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as f:
+        numbers = {key: values for key, (values, *varies) in scalars.items() if varies[1] is False}
+        f.attrs.update(dataset_name=name, grid_type="cartesian", n_spatial_dims=len(axes),
+                       n_trajectories=len(next(iter(ranks[0].values()))[0]),
+                       simulation_parameters=[*numbers],
+                       **{key: np.ravel(values)[0] for key, values in numbers.items()})
+        f.create_group("dimensions").attrs["spatial_dims"] = [*axes]
+        for axis, values in (("time", time), *zip(axes, points, strict=True)):
+            f["dimensions"][axis] = np.asarray(values, "f4")
+            f["dimensions"][axis].attrs["sample_varying"] = values.ndim > 1
+        for axis, kind, values in zip(axes, boundary, points, strict=True):
+            one = f.create_group(f"boundary_conditions/{axis}_{kind}")
+            one.attrs.update(associated_dims=[axis] if kind.isupper() else axis, bc_type=kind,
+                             associated_fields=[], sample_varying=False, time_varying=False)
+            one["mask"] = np.arange(len(values)) % (len(values) - 1) == 0
+        groups = {f"t{rank}_fields": fields for rank, fields in enumerate(ranks)}
+        for group, fields in (groups | {"scalars": scalars}).items():
+            f.create_group(group).attrs["field_names"] = [*fields]
+            for key, (values, sample, in_time, *dims) in fields.items():
+                f[group][key] = np.asarray(values, "f4")
+                f[group][key].attrs.update(sample_varying=sample, time_varying=in_time,
+                                           dim_varying=dims or [True] * len(axes))
+
+
 def convection(folder, grid=(24, 16), counts=(20, 4, 6)):
     """Waves between two walls that drift at alpha < 0, in the files of The Well."""
     rng, (nx, ny), all_u = np.random.default_rng(5), grid, []
     x, y = np.arange(nx) / nx, (np.arange(ny) + 0.5) / ny
     for split, count in zip(("train", "valid", "test"), counts, strict=True):
-        place = folder / "convection/data" / split
-        place.mkdir(parents=True)
         for alpha, frames in ((-1.0, 9), (-0.4, 5)):
             t = 0.1 * np.arange(frames)
             b, vx, vy = np.zeros((3, count, frames, nx, ny))
@@ -169,31 +198,11 @@ def convection(folder, grid=(24, 16), counts=(20, 4, 6)):
                 b += size * np.cos(phase) * np.sin(np.pi * y)
                 vx += size * np.sin(phase) * np.cos(np.pi * y)
                 vy -= 2 * k * size * np.cos(phase) * np.sin(np.pi * y)
-            with h5py.File(place / f"convection_{alpha}.hdf5", "w") as f:
-                f.attrs.update(dataset_name="convection", grid_type="cartesian", n_spatial_dims=2,
-                               n_trajectories=count, simulation_parameters=["alpha"], alpha=alpha)
-                dims = f.create_group("dimensions")
-                dims.attrs["spatial_dims"] = ["x", "y"]
-                for name, values in (("time", t), ("x", x), ("y", y)):
-                    dims[name] = values.astype("f4")
-                    dims[name].attrs.update(sample_varying=False, time_varying=name == "time")
-                for axis, kind in (("x", "PERIODIC"), ("y", "WALL")):
-                    one = f.create_group(f"boundary_conditions/{axis}_{kind.lower()}")
-                    one.attrs.update(associated_dims=[axis], bc_type=kind, sample_varying=False,
-                                     time_varying=False)
-                    one["mask"] = np.arange(len(dims[axis])) % (len(dims[axis]) - 1) == 0
-                scalars = f.create_group("scalars")
-                scalars.attrs["field_names"] = ["alpha"]
-                scalars["alpha"] = alpha
-                scalars["alpha"].attrs.update(sample_varying=False, time_varying=False)
-                for rank, fields in enumerate(({"buoyancy": b}, {"velocity": np.stack(
-                        [vx, vy], -1)}, {})):
-                    group = f.create_group(f"t{rank}_fields")
-                    group.attrs["field_names"] = [*fields]
-                    for name, values in fields.items():
-                        group[name] = values.astype("f4")
-                        group[name].attrs.update(sample_varying=True, time_varying=True,
-                                                 dim_varying=[True, True])
+            write_well(folder / f"convection/data/{split}/convection_{alpha}.hdf5", "convection",
+                       "xy", t, (x, y), ("PERIODIC", "WALL"),
+                       ({"buoyancy": (b, True, True)},
+                        {"velocity": (np.stack([vx, vy], -1), True, True)}, {}),
+                       {"alpha": (alpha, False, False)})
             if split == "test":
                 all_u.append(np.stack([b, vx, vy], 2)[:, :5])
     return folder / "convection", [], np.concatenate(all_u)

@@ -93,16 +93,6 @@ def test_sums_are_what_they_say():
     assert torch.equal(nonlinear, moved(u, fields_of("burgers1d"), shift))
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_mirrors_name_axes_and_channels_of_their_task(name):
-    facts = TASKS[name].facts
-    assert len(facts.mirrors) <= 3 and {axis for axis, _ in facts.mirrors} <= {"", *facts.axes}
-    for axis, odd in facts.mirrors:
-        assert set(odd) <= {*facts.channels, *facts.inputs}
-        if "Vx" in facts.channels:  # of a vector, the component across the mirror
-            assert odd == (f"V{axis}",)
-
-
 @pytest.mark.parametrize("name, whole, thinned", [
     ("diffreact2d", ["x", "y"], []), ("burgers1d", ["x"], ["x"]), ("advection1d", [""], [""])])
 def test_thinned_closed_axes_are_not_mirrored(name, whole, thinned):

@@ -2,6 +2,7 @@
 
 import pickle
 
+import equations
 import h5py
 import numpy as np
 import pytest
@@ -12,47 +13,21 @@ from ups.data.well import open_well
 X, Y = 6, 4
 
 
-def write_well(path, samples=3, frames=5, alpha=-1.5, seed=0, name="rayleigh_benard"):
+def write_well(path, samples=3, frames=5, alpha=-1.5, seed=0):
     """Write a file, periodic in x and with walls in y; return its fields by name."""
     random = np.random.default_rng(seed)
-
-    def put(group, name, values, sample=True, time=True, dims=(True, True)):
-        f[group][name] = np.asarray(values, "f4")
-        f[group][name].attrs.update(
-            {"sample_varying": sample, "time_varying": time, "dim_varying": list(dims)})
-        out[name] = np.asarray(values, "f4")
-
-    out = {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as f:
-        f.attrs.update({"dataset_name": name, "grid_type": "cartesian", "n_spatial_dims": 2,
-                        "n_trajectories": samples, "simulation_parameters": ["alpha", "Rayleigh"],
-                        "alpha": alpha, "Rayleigh": 1e10})
-        for group, names in (("t0_fields", ["buoyancy", "mask"]), ("t1_fields", ["velocity"]),
-                             ("t2_fields", ["D"]), ("scalars", ["alpha", "Rayleigh", "drive"])):
-            f.create_group(group).attrs["field_names"] = names
-        put("t0_fields", "buoyancy", random.normal(size=(samples, frames, X, Y)))
-        mask = random.normal(size=Y)  # an axis that does not vary is absent, or has one point
-        put("t0_fields", "mask", mask if alpha < 0 else mask[None], False, False, (False, True))
-        put("t1_fields", "velocity", random.normal(size=(samples, frames, X, Y, 2)))
-        put("t2_fields", "D", random.normal(size=(samples, frames, X, Y, 2, 2)))
-        put("scalars", "alpha", np.full(samples, alpha), time=False)
-        put("scalars", "Rayleigh", 1e10, False, False)
-        put("scalars", "drive", random.normal(size=frames), False)
-        f.create_group("dimensions").attrs["spatial_dims"] = ["x", "y"]
-        f["dimensions/time"] = np.tile(np.arange(frames, dtype="f4") / 4, (samples, 1))
-        f["dimensions/time"].attrs["sample_varying"] = True
-        f["dimensions/x"] = np.arange(X, dtype="f4") / X * 4  # the end point is left out
-        f["dimensions/y"] = (np.arange(Y, dtype="f4") + 0.5) / Y
-        for axis in "xy":
-            f[f"dimensions/{axis}"].attrs["sample_varying"] = False
-        for axis, kind in (("x", "periodic"), ("y", "WALL")):
-            group = f.create_group(f"boundary_conditions/{axis}_{kind}")
-            group.attrs.update({"associated_dims": [axis] if axis == "y" else axis,
-                                "associated_fields": [], "bc_type": kind,
-                                "sample_varying": False, "time_varying": False})
-            group["mask"] = np.eye({"x": X, "y": Y}[axis], dtype=bool)[[0, -1]].any(0)
-    return out
+    b, mask, v, D = (random.normal(size=shape).astype("f4") for shape in (
+        (samples, frames, X, Y), Y, (samples, frames, X, Y, 2), (samples, frames, X, Y, 2, 2)))
+    mask = mask if alpha < 0 else mask[None]  # an axis that does not vary is absent, or one point
+    drive = random.normal(size=frames).astype("f4")
+    equations.write_well(
+        path, "rayleigh_benard", "xy", np.tile(np.arange(frames) / 4, (samples, 1)),
+        (np.arange(X) / X * 4, (np.arange(Y) + 0.5) / Y), ("periodic", "WALL"),
+        ({"buoyancy": (b, True, True), "mask": (mask, False, False, False, True)},
+         {"velocity": (v, True, True)}, {"D": (D, True, True)}),
+        {"alpha": (np.full(samples, alpha), True, False), "Rayleigh": (1e10, False, False),
+         "drive": (drive, False, True)})
+    return {"buoyancy": b, "mask": mask, "velocity": v, "D": D, "drive": drive}
 
 
 def test_a_folder_of_the_well(tmp_path):
