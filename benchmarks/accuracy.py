@@ -5,48 +5,44 @@
     python -m benchmarks.accuracy --split val --steps 4000 --parallel 6 --models \\
         "operator --size m" "operator --size m --lr 4e-3"           # a sweep of settings
 
-A model is a name and, in quotes, flags that change it: fields of `train_operator.Config` for the
-operator, which is trained by `train_operator.main` with these flags and nothing else; of
+A model is a name and, in quotes, flags that change it: of `train_operator.py` for the operator, of
 `FNORecipe` and `UNetRecipe` for the baselines, whose settings differ from task to task
 (benchmarks/baselines.py). --seed 1 is another experiment: other data and other weights. Each model
-trains in a process of its own, for as many steps as fit the seconds (benchmarks/budget.py).
-Compilation and validation are not counted. Several at a time share the card: give them --steps.
+trains in a process of its own, for as many steps as fit the seconds; compilation and validation are
+not counted. Several at a time share the card: give them --steps.
 
 A result is stored in --out under the hash of its configuration and never computed twice. The code
-is no part of the hash: give another --out where the code has changed. The settings are those for
-100 s on a GPU; a CPU tries the command, not the models. The best average by validation is tested
-once; to choose settings take --split val, which never sees test.
+is no part of the hash: give another --out where the code has changed. The best average by
+validation is tested once; to choose settings take --split val, which never sees test.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean as mean
+from statistics import geometric_mean
 
 import torch
 
 import train_operator as script
-from benchmarks import scripts
+from benchmarks import bench
 from benchmarks.baselines import BASELINES, chosen_for, train_baseline
-from benchmarks.budget import MOMENTS, VAL, WARMUP, steps_within, trial_steps
-from benchmarks.ratios import report, summary
-from benchmarks.tables import device_name
-from ups.config import UsageError, check, command, flat, parse
+from benchmarks.bench import heading, row
+from ups.config import RunError, UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
 from ups.eval.finish import operator_errors
-from ups.eval.metrics import NRMSE
+from ups.eval.metrics import NRMSE, interval, resamplings
+from ups.eval.plots import picture
 from ups.files import lock_folder, read_json, write_json
 from ups.train.tracking import Metrics
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = {  # what is changed in the preset medium: sizes for minutes of training
     "burgers1d": {}, "advection1d": {},
     "diffreact2d": {"samples": 500, "frames": 51},
@@ -77,15 +73,8 @@ class Config:
         for task in self.task:
             if task not in SOLVERS:
                 raise UsageError(f"--task {task}: it is one of {', '.join(SOLVERS)}.")
-            if self.preset not in SOLVERS[task].PRESETS:
-                raise UsageError(f"--preset {self.preset}: {task} has "
-                                 f"{', '.join(SOLVERS[task].PRESETS)}.")
         for model in self.models:
-            try:
-                kind, *flags = shlex.split(model)
-            except ValueError:
-                raise UsageError(f"--models {model}: it is empty, or a quotation mark is not "
-                                 "closed.") from None
+            kind, *flags = shlex.split(model) or [""]
             if kind not in ("operator", *BASELINES):
                 raise UsageError(f"--models {model}: it begins with operator, fno or unet.")
             names = {word.split("=")[0].removeprefix("--").removeprefix("no-") for word in flags}
@@ -101,18 +90,12 @@ def settings(cell):
     return {key: value for key, value in fields.items() if key not in GIVEN}
 
 
-def digest(value):
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-# ---- one cell, in a process of its own
-
-
+# one cell, in a process of its own
 def work(path):
     """Train the model of one cell."""
     cell, folder = json.loads(Path(path).read_text()), Path(path).with_suffix("")
-    train = train_operator if cell["kind"] == "operator" else train_baseline
-    result = train(cell, folder)
+    result = (train_operator(cell, folder) if cell["kind"] == "operator"
+              else train_baseline(cell)[1])
     tables = result.pop("tables")
     result["scores"] = {name: table.mean(1).tolist() for name, table in tables.items()}
     result["scores"]["by_lead"] = tables["rollout"].mean(0).tolist()
@@ -121,14 +104,12 @@ def work(path):
 
 def train_operator(cell, folder):
     """`train_operator.main` twice: a few steps that are timed, then the training."""
-    cuda, result = torch.cuda.is_available(), {}
+    result, moments = {}, bench.MOMENTS if cell["split"] == "test" else 2  # a sweep
 
-    def words(name, steps, moments):
-        return [*cell["flags"], *scripts.argv({
-            "run": folder / name, "steps": steps, "eval_every": -(-steps // moments),
-            "save_every": steps, "log_every": max(1, steps // 20), "val_trajectories": VAL,
-            "warmup": max(1, round(WARMUP * steps)), "cache": folder / "cache",
-            "data": cell["folder"], "tasks": cell["task"], "seed": cell["seed"], "compile": cuda})]
+    def words(name, steps, moments=1):
+        return [*cell["flags"], *bench.flags(
+            steps, moments, run=folder / name, val_trajectories=bench.VAL, cache=folder / "cache",
+            data=cell["folder"], tasks=cell["task"], seed=cell["seed"])]
 
     def finish(run, model, tasks):
         tables = operator_errors(run.accelerator, model, tasks[0], 0,
@@ -137,13 +118,9 @@ def train_operator(cell, folder):
                             (("rollout", "operator"), ("one_step", "one_step"))}
         result["parameters"] = sum(p.numel() for p in model.parameters())
 
-    few, timed = trial_steps(cuda)
-    step = 1 / scripts.speed(script, words("probe", few + timed, 1), timed,
-                             validate=lambda *args: {"val/nrmse_rollout": math.inf},
-                             test_operator=lambda *args: None)
-    steps = cell["steps"] or steps_within(cell["seconds"], step)
-    moments = MOMENTS if cell["split"] == "test" else 2  # a sweep
-    scripts.run(script, words("run", steps, moments), test_operator=finish)
+    step = bench.step_seconds(script, lambda steps: words("probe", steps))
+    steps = cell["steps"] or bench.steps_within(cell["seconds"], step)
+    bench.run(script, words("run", steps, moments), test_operator=finish)
     lines = Metrics(folder / "run" / "operator" / "metrics.jsonl").read()
     curve = [(line["step"] * step, line["val/nrmse_rollout"]) for line in lines
              if "val/nrmse_rollout" in line]
@@ -151,53 +128,101 @@ def train_operator(cell, folder):
             "batch_size": settings(cell)["batch_size"]} | result
 
 
-# ---- all cells, their tables and pictures
-
-
+# all cells, their tables and pictures
 def make_data(task, cfg, out):
     """Make the data of a task where they are missing; return their folder."""
     about = {"preset": cfg.preset, **(DATA.get(task, {}) if cfg.preset == "medium" else {}),
              **({"seed": cfg.seed} if cfg.seed else {})}
-    folder = out / "data" / f"{task}_{digest(about)}"
-    made = subprocess.run([sys.executable, "-m", "ups.data", "make", task, "--out", folder,
-                           *scripts.argv(about)], cwd=ROOT)
-    if made.returncode:
-        raise UsageError("the data could not be made; the message above says why.")
+    folder = out / "data" / f"{task}_{bench.digest(about)}"
+    bench.call(None, "-m", "ups.data", "make", task, "--out", folder, *bench.argv(about))
     return folder, about
 
 
 def train(cell, folder):
     """Train one cell in a new process; return its result, or None where that failed."""
     if not (folder / "result.json").exists():
-        print(f"training {folder.name}: see {folder}/log.txt", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
         folder.mkdir(parents=True)
         write_json(folder.with_suffix(".json"), cell)
         code = "import sys; from benchmarks.accuracy import work; work(sys.argv[1])"
-        with open(folder / "log.txt", "w") as log:
-            done = subprocess.run([sys.executable, "-c", code, folder.with_suffix(".json")],
-                                  cwd=ROOT, stdout=log, stderr=log, env=scripts.CHILD)
-        if done.returncode:
-            words = (folder / "log.txt").read_text().split("Error: ")[-1].strip()
-            print(f"{folder.name} failed: {words or done.returncode}", file=sys.stderr)
+        try:
+            bench.call(folder / "log.txt", "-c", code, folder.with_suffix(".json"))
+        except RunError as error:
+            print(f"{folder.name} failed: {error}", file=sys.stderr)
             return None
     return read_json(folder / "result.json")
 
 
+def report(task, results, out):
+    """The table of a task, the ratio to the best baseline, and the picture."""
+    first = next(iter(results.values()))
+    rolled = {model: torch.tensor(r["scores"]["rollout"], dtype=torch.float64)
+              for model, r in results.items()}
+    count, leads = (len(first["scores"][key]) for key in ("rollout", "by_lead"))
+    weights, title = resamplings(count), (
+        f"{task}, {first['seconds']:g} s of training each, {first['device']}, seed "
+        f"{first['seed']}, {first['at']}")
+    about = " ".join(f"{key}={value}" for key, value in first["data"].items())
+    heading(f"{title} ({about})\nnRMSE of {count} {first['split']} trajectories: one step "
+            f"from each true frame; {leads} steps from the first one, with 95 % bootstrap "
+            "intervals over trajectories", "model", "parameters", "batch", "steps", "ms a step",
+            "one step", "roll-out", "interval")
+    for model, r in results.items():
+        low, high = interval(weights @ rolled[model])
+        row(model, f"{r['parameters']:,}", r["batch_size"], f"{r['steps']:,}",
+            f"{r['step_ms']:.2f}", f"{mean(r['scores']['one_step']):.2e}",
+            f"{rolled[model].mean():.2e}", f"[{low:.2e}, {high:.2e}]")
+    print()
+    ours = [model for model, r in results.items() if r["kind"] == "operator"]
+    theirs = {model: errors for model, errors in rolled.items() if model not in ours}
+    for model in [model for model, errors in theirs.items() if not errors.isfinite().all()]:
+        print(f"{model}: some roll-outs overflow; no ratio to it.")
+        theirs.pop(model)
+    for model in ours if theirs else ():
+        best = min(theirs, key=lambda name: theirs[name].mean())
+        errors = rolled[model]
+        low, high = interval((weights @ errors) / (weights @ theirs[best]))
+        print(f"roll-out of {model} / {best}: {errors.mean() / theirs[best].mean():.2f} "
+              f"[{low:.2f}, {high:.2f}]")
+    name = f"{task}_{first['seconds']:g}s_{first['split']}_seed{first['seed']}.png"
+    picture(out / name, draw, title, results)
+
+
+def summary(tables):
+    """The roll-out errors of all tasks, and their geometric mean as a share of the first one's."""
+    models = list(dict.fromkeys(model for results in tables.values() for model in results))
+    errors = {model: [mean(results[model]["scores"]["rollout"]) if model in results else math.nan
+                      for results in tables.values()] for model in models}
+    heading("roll-out nRMSE", "model", *tables, "mean")
+    for model in models:
+        shares = [e / base for e, base in zip(errors[model], errors[models[0]], strict=True)]
+        row(model, *[f"{e:.2e}" for e in errors[model]], f"{geometric_mean(shares):.3f}")
+
+
+def draw(figure, title, results):
+    """Validation error against training time, and error against lead time."""
+    figure.set_size_inches(11, 4.2)
+    figure.suptitle(title)
+    left, right = figure.subplots(1, 2)
+    for model, r in results.items():
+        left.semilogy(*zip(*r["curve"], strict=True), "o-", ms=4,
+                      label=f"{model} ({r['parameters'] / 1e6:.2g} M)")
+        errors = r["scores"]["by_lead"]
+        right.semilogy(range(1, len(errors) + 1), errors, marker="o" * (len(errors) < 2))
+        split = r["split"]
+    left.set(xlabel="seconds of training", ylabel="nRMSE of the roll-out, val", xlim=(0, None))
+    right.set(xlabel="step of the roll-out", ylabel=f"nRMSE, {split}")
+    left.legend()
+
+
 def main(argv=None):
-    try:
-        cfg = parse(Config, argv, __doc__)
-    except UsageError as error:
-        if "there is no field" not in str(error):
-            raise
-        raise UsageError(f"{error} Flags of a model go into its quotes: --models "
-                         '"unet --lr 1e-3".') from None
+    cfg = parse(Config, argv, __doc__)
     out, cells = Path(cfg.out).resolve(), {}
     for task, model in itertools.product(dict.fromkeys(cfg.task), cfg.models):
         kind, *flags = shlex.split(model)
         cell = {"kind": kind, "flags": [*chosen_for(kind, task), *flags], "task": task,
                 "seconds": cfg.seconds, "steps": cfg.steps, "seed": cfg.seed,
-                "device": device_name(), "split": cfg.split}
+                "device": bench.device_name(), "split": cfg.split}
         try:
             cells[task, model] = cell, settings(cell)
         except UsageError as error:
@@ -206,7 +231,7 @@ def main(argv=None):
     def result_of(key):
         cell, chosen = cells[key]
         task, (folder, about) = cell["task"], data[cell["task"]]
-        mark = digest(cell | {"data": about, "flags": "", "settings": chosen})
+        mark = bench.digest(cell | {"data": about, "flags": "", "settings": chosen})
         return train(cell | {"data": about, "folder": str(folder)},
                      out / f"{task}_{cell['kind']}_{mark}")
 

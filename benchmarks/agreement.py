@@ -2,34 +2,25 @@
 
     accelerate launch --config_file 2gpu.yaml --num_processes 8 -m benchmarks.agreement
 
-    for r in 0 1; do NCCL_HOSTID=node$r NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo \\
-        accelerate launch --config_file 2gpu.yaml --num_machines 2 --num_processes 2 \\
-        --machine_rank $r --main_process_ip 127.0.0.1 --main_process_port 29511 \\
-        -m benchmarks.agreement & done; wait                               # two ranks, one card
-
-First milliseconds of communication, taken in turns: the all-reduce of the gradients alone, that in
-which the ranks also say how their step went (`ups.train.ranks.Agreement`), and that after a barrier
-and a reduction on the CPU, as a side channel would do it. Then those of a whole training step of a
-small operator, graphs on a GPU, with agreement and with the all-reduce alone.
+First milliseconds of communication, in turns: the all-reduce of the gradients alone, that in which
+the ranks also say how their step went (`ups.train.ranks.Agreement`), and that after a barrier and a
+reduction on the CPU. Then those of a step of a small operator, with agreement and without.
 """
 
 import dataclasses
 import statistics
-from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.tables import device_name, heading, row
+from benchmarks.bench import device_name, heading, row
 from ups.config import UsageError, check, command, parse
 from ups.models.body import BodyConfig
 from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.train.optim import Muon
 from ups.train.ranks import Agreement, make_accelerator, now
 from ups.train.step import Backward, CudaGraphed
-
-TIMEOUT = timedelta(seconds=600)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +89,7 @@ def main(argv=None):
     cfg, accelerator = parse(Config, argv, __doc__), make_accelerator()
     if accelerator.num_processes == 1:
         raise UsageError("one process agrees with itself; give --config_file 2gpu.yaml.")
-    agree, side = Agreement(accelerator, 600), dist.new_group(backend="gloo", timeout=TIMEOUT)
+    agree, side = Agreement(accelerator, 600), dist.new_group(backend="gloo")
     step, buffer = trainer(cfg, accelerator, agree)
 
     def ride():
@@ -106,7 +97,7 @@ def main(argv=None):
         agree.share(buffer, 0)
 
     def beside():
-        dist.monitored_barrier(side, TIMEOUT, wait_all_ranks=True)
+        dist.monitored_barrier(side, wait_all_ranks=True)
         dist.all_reduce(torch.zeros(4, dtype=torch.int64), op=dist.ReduceOp.MAX, group=side)
         dist.all_reduce(buffer)
 

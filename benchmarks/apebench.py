@@ -6,37 +6,31 @@
 
 The package makes 50 trajectories of 50 steps and trains its networks on all of them, by its own
 protocol: 10,000 updates of one-step supervision. The operator is trained by `train_operator.py`
-with default flags on a file of the same trajectories, of which it keeps 9 for choosing weights and
-for its test. `perform_tests_on_rollout` judges every model on 30 other initial states. The number
-is the geometric mean of the package's mean nRMSE over steps 1 to 100, twice as long as the
-trajectories of the training. A model may have flags: "operator --model.dim 16 --model.depth 4".
+with default flags on the same trajectories, of which it keeps 9 for choosing weights and for its
+test. The package judges every model on 30 other initial states. The number is the geometric mean of
+its mean nRMSE over steps 1 to 100, twice as long as the trajectories of the training. A model may
+have flags: "operator --model.dim 16 --model.depth 4".
 
-Results lie in --out under a hash of what they depend on, and are never computed twice. Where a GPU
-has no JAX: `--models data` writes the data here, `--models operator` there, on a copy of --out,
-trains the operators and stores their roll-outs, and the same command here judges them.
+Results lie in --out under a hash and are never computed twice. Where a GPU has no JAX: `--models
+data` writes the data here, `--models operator` trains there, on a copy of --out, and the same
+command here judges the roll-outs.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
-import torch
 
-from benchmarks.scripts import CHILD
-from benchmarks.tables import device_name, heading, row
+from benchmarks.bench import device_name, digest, heading, row, train_operator
 from ups import Simulator
 from ups.config import UsageError, check, command, parse
 from ups.data import write_fields
 from ups.files import read_json, write_json
 
-ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = ("diff_adv", "diff_burgers", "diff_ks_cons", "diff_kdv", "diff_fisher", "diff_disp",
              "diff_hyp_diff", "diff_diff", "diff_ks")
 NETWORKS = "FNO;12;18;4;gelu", "UNet;12;2;relu", "Res;26;8;relu"
@@ -72,14 +66,7 @@ def by_apebench(scenario, network, cfg):
 
 def by_operator(data, flags, cfg, folder):
     """The operator by its own script, rolled out by the Simulator."""
-    words = ["train_operator.py", "--run", folder / "run", "--data", data / "data.h5", "--cache",
-             folder / "cache", "--seed", cfg.seed, *flags]
-    words += ["--compile"] if torch.cuda.is_available() else []
-    with open(folder / "log.txt", "a") as log:
-        done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, stdout=log, stderr=log,
-                              env=CHILD)
-    if done.returncode:
-        raise UsageError(f"the training failed; {folder}/log.txt says why.")
+    train_operator(folder / "log.txt", folder / "run", data / "data.h5", cfg.seed, flags)
     sim = Simulator.load(folder / "run")
     u = sim.rollout(np.load(data / "u0.npy"), read_json(data / "about.json")["steps"])
     return sum(p.numel() for p in sim.operator.model.parameters()), u
@@ -117,9 +104,8 @@ def write_data(scenario, data):
 def score(result):
     """Geometric mean of the error over the first steps; infinite where a roll-out overflows."""
     errors = result.get("nrmse", [])[:LEADS]
-    if len(errors) < LEADS or not all(0 < e < math.inf for e in errors):
-        return math.inf
-    return math.exp(sum(map(math.log, errors)) / LEADS)
+    fine = len(errors) == LEADS and all(0 < e < math.inf for e in errors)
+    return geometric_mean(errors) if fine else math.inf
 
 
 def main(argv=None):
@@ -145,8 +131,7 @@ def main(argv=None):
         for model in cfg.models:
             if model == "data":
                 continue
-            about = [name, cfg.axes, shlex.split(model), cfg.seed]
-            key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+            key = digest([name, cfg.axes, shlex.split(model), cfg.seed])
             folder = out / f"{data.name}_{model.split(';')[0].split()[0]}_{key}"
             result = measure(scenario, data, model, cfg, folder)
             scores[model] = score(result)
@@ -158,9 +143,8 @@ def main(argv=None):
             ratios.append(scores[model] / min(theirs))
             row(f"{name}, {model} / best network", "", "", "", f"{ratios[-1]:.3f}")
     if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"\ngeometric mean of {len(ratios)} ratios {mean:.3f}, the largest "
-              f"{max(ratios):.3f}.")
+        print(f"\ngeometric mean of {len(ratios)} ratios {geometric_mean(ratios):.3f}, the "
+              f"largest {max(ratios):.3f}.")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,14 @@ import math
 import torch
 from torch import nn
 
-from benchmarks.budget import MOMENTS, VAL, WARMUP, steps_within, trial_steps
-from benchmarks.fno import FNO, FNOConfig
-from benchmarks.unet import UNet, UNetConfig
+from benchmarks.bench import MOMENTS, VAL, WARMUP, steps_within, trial_steps
+from benchmarks.networks import FNO, FNOConfig, UNet, UNetConfig
 from ups.cache.windows import starts_of
-from ups.config import check, parse
+from ups.config import parse
 from ups.data.augment import moved
 from ups.data.find import open_fields
 from ups.eval.metrics import nrmse
-from ups.files import read_json
 from ups.models.precision import BACKWARD, products
-from ups.train.checkpoint import export_model, load_model
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr
 from ups.train.ranks import now
@@ -41,11 +38,6 @@ class Recipe:
     shift: bool = False     # random circular shifts of periodic tasks, which an FNO does not need
     mirror: bool = True     # random mirror images, where they are solutions too, as the operator's
     sums: bool = True       # of moved solutions of a linear task, as the operator's
-
-    def __post_init__(self):
-        check(self, batch_size=(1, math.inf), lr=(1e-12, math.inf), rms=(1e-9, math.inf),
-              weight_decay=(0, 1), grad_clip=(1e-9, math.inf), ema=(0, 0.99999),
-              noise=(1e-9, 10), noise_end=(1e-9, 10))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +80,15 @@ class Stepper(nn.Module):
 
     The net's output is in units of the typical change in a step, and what the equation conserves
     is taken out of it, as in our operator. The net also sees dt, the PDE's parameters, and the
-    coordinates where the equation depends on the place: x itself in a closed
-    domain, waves along a forced periodic axis.
+    place where it counts: x itself in a closed domain, waves along a forced periodic axis.
     """
 
     def __init__(self, net, config, fields, mean, std, change):
         super().__init__()
         spec, planes = fields.facts, []
         periodic = all(spec.periodic)
-        for axis, n in enumerate(spec.grid):
-            x = ((torch.arange(n) + 0.5) / n).view([-1 if a == axis else 1 for a in
-                                                    range(len(spec.grid))]).expand(spec.grid)
+        places = torch.meshgrid(*((torch.arange(n) + 0.5) / n for n in spec.grid), indexing="ij")
+        for axis, x in enumerate(places):
             if not periodic:
                 planes.append(2 * x - 1)
             elif spec.axes[axis] not in spec.shifts:
@@ -128,13 +118,6 @@ class Stepper(nn.Module):
         return u + self.change * (update - self.kept * update.mean(grid_axes(u), keepdim=True))
 
 
-def up_and_cosine(k, warmup, steps):
-    """The factor of the learning rate; falling along a line, as the operator's, suits them less."""
-    if k < warmup:
-        return (k + 1) / warmup
-    return 0.5 + 0.5 * math.cos(math.pi * (k - warmup) / max(1, steps - warmup))
-
-
 def grid_axes(u):
     return tuple(range(2, u.ndim))
 
@@ -149,22 +132,19 @@ def conditions(fields, indices, device):
 @torch.no_grad()
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
-    rolled, single = [], []
-    size = max(1, 2**26 // math.prod((fields.facts.frames, *fields.facts.grid)))
+    rows, size = [], max(1, 2**26 // math.prod((fields.facts.frames, *fields.facts.grid)))
     for part in indices.split(min(64, size)):
-        u = fields.read(part).to(device)
-        cond, p, frames = conditions(fields, part, device), u[:, 0], []
+        u, cond, rolled = fields.read(part).to(device), conditions(fields, part, device), []
         for _ in range(u.shape[1] - 1):
-            p = model(p, cond)
-            frames.append(p)
-        rolled.append(nrmse(torch.stack(frames, 1), u[:, 1:]).cpu())
-        ones = [model(u[:, t], cond) for t in range(u.shape[1] - 1)]
-        single.append(nrmse(torch.stack(ones, 1), u[:, 1:]).cpu())
-    return {"rollout": torch.cat(rolled), "one_step": torch.cat(single)}
+            rolled.append(model(rolled[-1] if rolled else u[:, 0], cond))
+        single = [model(u[:, t], cond) for t in range(u.shape[1] - 1)]
+        rows.append([nrmse(torch.stack(p, 1), u[:, 1:]).cpu() for p in (rolled, single)])
+    return dict(zip(("rollout", "one_step"), map(torch.cat, zip(*rows, strict=True)), strict=True))
 
 
-def train_baseline(cell, folder):
-    """Train on data that lie on the device; with CUDA a whole step is one graph."""
+def train_baseline(cell):
+    """The trained model, and what is to be told of it. Data lie on the device; with CUDA a whole
+    step is one graph."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     kind, recipe = BASELINES[cell["kind"]]
@@ -229,8 +209,9 @@ def train_baseline(cell, folder):
     steps, curve = cell["steps"] or steps_within(cell["seconds"], step_s), []
     warmup = max(1, round(WARMUP * steps))
     moments = {round(steps * (i + 1) / MOMENTS) for i in range(MOMENTS)}
-    for k in range(steps):
-        set_lr(optimizer, cfg.lr * up_and_cosine(k, warmup, steps))
+    for k in range(steps):  # a fall along a line, as the operator's, suits them less
+        fall = 0.5 + 0.5 * math.cos(math.pi * (k - warmup) / max(1, steps - warmup))
+        set_lr(optimizer, cfg.lr * ((k + 1) / warmup if k < warmup else fall))
         noise.fill_(cfg.noise * (cfg.noise_end / cfg.noise) ** (k / steps))
         loss = step()
         if k + 1 in moments:
@@ -244,18 +225,8 @@ def train_baseline(cell, folder):
             print(f"step {k + 1} of {steps}: roll-out nRMSE {score:.4g} (val)", flush=True)
     with ema.applied(model, best=True):
         tables = errors(model, fields, fields.split(cell["split"]), device)
-        export_model(folder / "model", model.state_dict(), {"model": cell["kind"]})
-    return {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
-            "steps": steps, "curve": curve, "step_ms": 1e3 * step_s, "tables": tables}
-
-
-def load_baseline(folder, device="cpu"):
-    """The baseline of a stored result, ready to step fields."""
-    cell = read_json(folder / "result.json")
-    kind, recipe = BASELINES[cell["kind"]]
-    fields = open_fields(cell["task"], cell["folder"])
-    _, tensors = load_model(folder / "model")
-    config = parse(recipe, cell["flags"]).model
-    model = Stepper(kind, config, fields, *[tensors[name] for name in ("mean", "std", "change")])
-    model.load_state_dict(tensors)
-    return model.eval().requires_grad_(False).to(device)
+        best = [p.detach().clone() for p in params]
+    with torch.no_grad():
+        torch._foreach_copy_(params, best)
+    return model, {"parameters": sum(p.numel() for p in params), "batch_size": cfg.batch_size,
+                   "steps": steps, "curve": curve, "step_ms": 1e3 * step_s, "tables": tables}

@@ -1,14 +1,11 @@
-"""What the latent cache costs: building, opening, reading, memory. Prints one table.
+"""What the latent cache costs: building, opening, reading. Prints one table.
 
     python -m benchmarks.cache [--samples 1000] [--folder /tmp]
 
 build       field bytes / time of encoding advection1d (201 x 1024 points) with the patch codec,
-            reconstruction error and checksums included; the file is in the kernel's page cache.
-open        manifest, sizes, headers, maps.
+            reconstruction error and checksums included.
 gather      bytes of a batch / time of `LatentWindows.__getitems__`, pages warm, against `clone()`
             of as many bytes, block after block of a large buffer (both: best of 200, in turns).
-memory      Pss_Anon of the process after 100 batches, less that before. Not in it: pages of the
-            mapped files (the kernel's page cache, one copy per machine, given back under pressure).
 """
 
 import tempfile
@@ -17,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 
 import train_operator
-from benchmarks.tables import heading, row
+from benchmarks.bench import heading, row
 from ups.cache import store
 from ups.cache.sampler import StepSampler
-from ups.cache.windows import LatentWindows, whole_batch
+from ups.cache.windows import LatentWindows
 from ups.config import command, parse
 from ups.data.make import make
 from ups.latents import open_tasks
@@ -78,23 +74,6 @@ def gather(cache, threads):
         f"{copied / gathered:.2f} of a copy at {size / copied:.1f} GB/s", "at least 0.5")
 
 
-def memory(cache):
-    """What 100 batches leave behind in a process."""
-    def own_memory():
-        with open("/proc/self/smaps_rollup") as file:
-            lines = [line.split() for line in file]
-        return next(int(words[1]) for words in lines if words[0] == "Pss_Anon:") / 1e3
-
-    before = own_memory()
-    windows = LatentWindows([cache], LENGTH)
-    loader = DataLoader(windows, collate_fn=whole_batch,
-                        batch_sampler=StepSampler(windows.sizes, BATCH, 100, seed=0))
-    for _ in loader:
-        most = own_memory()
-    row("memory added by 100 batches", f"{most - before:.1f} MB",
-        f"on top of {before:.0f} MB, one batch included", "under 50 MB")
-
-
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     torch.set_num_threads(1)
@@ -109,7 +88,6 @@ def main(argv=None):
             f"{frames / seconds:.0f} frames/s", "")
         opening, = best(lambda: store.open_cache(many.folder), repeats=5)
         row(f"open, shards {len(many.z)}", f"{1e3 * opening:.0f} ms", "", "under 1 s")
-        memory(store.open_cache(many.folder))
         for cache in (one, many):
             for threads in (1, 2):
                 gather(cache, threads)

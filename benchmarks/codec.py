@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import train_codec
-from benchmarks import scripts
-from benchmarks.tables import device_name, heading, row
+from benchmarks import bench
+from benchmarks.bench import device_name, heading, row
 from ups.config import UsageError, command, parse
 from ups.data.make import make
 from ups.files import read_json
@@ -31,8 +31,6 @@ DATA = {  # settings of the data, strides, patch, widths
 class Config:
     tasks: tuple[str, ...] = tuple(DATA)  # some of burgers1d, diffreact2d, ns2d
     steps: int = 3000              # of each training
-    samples: int = 0               # fewer samples than the benchmark's own
-    flags: str = ""                # more for train_codec.py: --flags="--model.hidden 32"
     folder: str = "/tmp/ups_codec"  # for data, caches and runs
 
     def __post_init__(self):
@@ -47,7 +45,6 @@ def main(argv=None):
             "width", "compression", "patch", "grid", "ratio", "seconds")
     for task in cfg.tasks:
         about, stride, patch, widths = DATA[task]
-        about = about | ({"samples": cfg.samples} if cfg.samples else {})
         make(task, out=folder / "data" / task, **about)
         for width in widths:
             run, begin = folder / "runs" / f"{task}_{patch}_{width}", time.perf_counter()
@@ -56,7 +53,7 @@ def main(argv=None):
                      "steps": cfg.steps, "eval_every": max(1, cfg.steps // 2),
                      "save_every": cfg.steps, "batch_size": 64, "points": 128,
                      "compile": torch.cuda.is_available()}
-            scripts.run(train_codec, [*scripts.argv(words), *cfg.flags.split()])
+            bench.run(train_codec, bench.argv(words))
             test = read_json(run / "codec" / task / "test.json")["tasks"][task]
             row(f"{task}, {patch}", width, f"{test['compression']:g}", f"{test['nrmse_patch']:.2e}",
                 f"{test['nrmse_grid']:.2e}", f"{test['nrmse_patch'] / test['nrmse_grid']:.1f}",

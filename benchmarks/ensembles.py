@@ -1,8 +1,6 @@
 """Ensembles after the same seconds of training: three generators, the control, and what costs none.
 
     python -m benchmarks.ensembles --task stochastic --seconds 300 --parallel
-    python -m benchmarks.ensembles --task burgers1d --parallel
-    python -m benchmarks.ensembles --task ns2d --parallel
 
     stochastic   ns2d with noise, 2000 trajectories, against 512 continuations by the solver
     burgers1d    nu = 0.001: its state determines the next
@@ -10,21 +8,17 @@
 
 It makes the data, trains an operator, and on top of it, for --seconds each: the ensemble, the
 control (the operator trained on in the same way, with absolute errors, one member and no noise),
-the diffusion, its student, and an operator of another seed. Steps are timed first and their number
-follows; compilation and validation are not counted. With --parallel, trainings that do not need
-each other share the device, and the second of each is shorter. The same command again goes on with
-what is missing, and --pieces names some. In quotes, flags change a piece: --ensemble "--length 4".
-Val chooses, test is judged once; the table comes last.
+the diffusion, its student, and an operator of another seed. Compilation and validation are not
+counted. With --parallel, trainings that do not need each other share the device. The same command
+again goes on with what is missing. In quotes, flags change a piece: --ensemble "--length 4". Val
+chooses, test is judged once; the table comes last.
 """
 
 import dataclasses
 import functools
 import json
-import math
 import shlex
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,9 +28,8 @@ import train_consistency
 import train_diffusion
 import train_ensemble
 import train_operator
-from benchmarks import scripts
-from benchmarks.budget import WARMUP, steps_within, trial_steps
-from benchmarks.tables import device_name, heading, row
+from benchmarks import bench
+from benchmarks.bench import device_name, heading, row
 from ups.config import UsageError, check, command, parse
 from ups.eval.ensemble import drawn, dressed
 from ups.eval.ensemble_scores import SCORES, TRUTH, against_truth, truth_of
@@ -49,7 +42,6 @@ from ups.models.generators import Perturbed
 from ups.stages import load_generator, load_operator
 from ups.train.ranks import make_accelerator
 
-ROOT = Path(__file__).resolve().parent.parent
 NET = "--model.dim 128 --model.kernel 3 --ema 0.999"
 TASKS = {  # how data are made; flags of the operator; of the ensemble and its control
     "stochastic": ("ns2d --forcing stochastic --samples 2000 --chunk 500 --truth 512",
@@ -62,18 +54,12 @@ TASKS = {  # how data are made; flags of the operator; of the ensemble and its c
 }
 FLAGS = {"ensemble": "--ema 0.999", "control": "--ema 0.999 --draws 1", "seed": "--seed 1",
          "diffusion": f"--batch_size 128 {NET}", "consistency": "--batch_size 64 --ema 0.999"}
-PIECES = ("data", "operator", *FLAGS, "judge")
 SCRIPTS = {"operator": train_operator, "ensemble": train_ensemble, "control": train_ensemble,
            "diffusion": train_diffusion, "consistency": train_consistency, "seed": train_operator}
 TRAINED = {"seed": "operator, another seed", "control": "control", "ensemble": "ensemble",
            "diffusion": "diffusion", "consistency": "student"}
 LEADS = 1, 2, 4, 8, 16, 32
 TRUTH_MEMBERS = 64  # of ensembles beside the solver's own
-TITLES = {"crps": "fair CRPS", "crps_block": "CRPS of means over 4 points an axis",
-          "energy_score": "fair energy score",
-          "nrmse": "nRMSE of the mean", "vrmse": "VRMSE of the mean",
-          "spread_skill": "spread / skill", "coverage_50": "in the central 50 %",
-          "coverage_90": "in the central 90 %", "spectrum_error": "high-band spectrum error"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +67,6 @@ class Config:
     task: str = "stochastic"     # stochastic, burgers1d or ns2d
     seconds: float = 100.0       # of training, for each generator and the control
     operator_seconds: float = 60.0  # of the operator before it
-    pieces: tuple[str, ...] = PIECES  # what to do now, of these
     parallel: bool = False       # trainings that do not need each other at the same time
     members: int = 16            # of the ensembles that are judged
     split: str = "test"          # val: to choose settings
@@ -92,15 +77,12 @@ class Config:
     diffusion: str = ""
     consistency: str = ""
     seed: str = ""
-    base: str = ""               # folder of another --out whose operator is taken
     out: str = "benchmarks/results/ensembles"  # a folder for each task
 
     def __post_init__(self):
         check(self, seconds=(0.1, 1e6), operator_seconds=(0.1, 1e6), members=(2, 4096))
         if self.task not in TASKS or self.split not in ("val", "test"):
             raise UsageError(f"--task is one of {', '.join(TASKS)}, --split val or test.")
-        if unknown := {*self.pieces} - {*PIECES}:
-            raise UsageError(f"--pieces {min(unknown)}: they are {', '.join(PIECES)}.")
 
 
 def folder_of(cfg, piece):
@@ -120,16 +102,9 @@ def train(cfg, piece):
         return
     if piece == "control" and not folder.exists():
         copy_operator(folder_of(cfg, "operator"), folder)
-    log = folder.parent / f"{piece}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     code = "import sys; from benchmarks.ensembles import work; work(*sys.argv[1:])"
-    print(f"training {cfg.task}, {piece}: see {log}", file=sys.stderr)
-    with open(log, "w") as file:
-        job = json.dumps(dataclasses.asdict(cfg))
-        done = subprocess.run([sys.executable, "-c", code, piece, job], cwd=ROOT, stdout=file,
-                              stderr=file, env=scripts.CHILD)
-    if done.returncode:
-        raise UsageError(f"{piece} failed: {log} says {log.read_text()[-300:]}")
+    bench.call(folder.parent / f"{piece}.log", "-c", code, piece,
+               json.dumps(dataclasses.asdict(cfg)))
 
 
 def copy_operator(run, folder):
@@ -139,23 +114,19 @@ def copy_operator(run, folder):
 
 def work(piece, job):
     """Time some steps of a piece in a copy of its run, then train it for its seconds."""
-    cfg = Config(**{key: tuple(value) if isinstance(value, list) else value
-                    for key, value in json.loads(job).items()})
-    script, folder, cuda = SCRIPTS[piece], folder_of(cfg, piece), torch.cuda.is_available()
-    first = stage_of(piece) == "operator"
+    cfg = Config(**json.loads(job))
+    script, folder, first = SCRIPTS[piece], folder_of(cfg, piece), stage_of(piece) == "operator"
     more = {"operator": TASKS[cfg.task][1], "ensemble": TASKS[cfg.task][2]}
-    flags = shlex.split(" ".join([more.get(stage_of(piece), ""), FLAGS.get(piece, ""),
+    given = shlex.split(" ".join([more.get(stage_of(piece), ""), FLAGS.get(piece, ""),
                                   getattr(cfg, piece)]))
-    data = ["--data", str(folder.parent / "data")] if first else []
-    few, timed = trial_steps(cuda)
-
-    def words(run, steps, every):
-        return [*flags, *data, *scripts.argv({
-            "run": run, "cache": folder.parent / "cache", "steps": steps, "eval_every": every,
-            "save_every": every, "log_every": max(1, steps // 20), "compile": cuda,
-            "warmup": max(1, round(WARMUP * steps))})]
-
+    data = {"data": folder.parent / "data"} if first else {}
     path = folder.parent / f"{piece}.json"
+
+    def words(run, steps, moments=1):
+        every = {"save_every": -(-steps // moments)}
+        return [*given, *bench.flags(steps, moments, run=run, cache=folder.parent / "cache",
+                                     **data, **every)]
+
     if not path.exists():
         probe = folder.with_name(f"{piece}_probe")
         shutil.rmtree(probe, ignore_errors=True)
@@ -163,17 +134,12 @@ def work(piece, job):
             copy_operator(folder, probe)
         if piece == "consistency":
             shutil.copytree(folder / "diffusion", probe / "diffusion")
-        nothing = {"validate": lambda *args: {"val/nrmse_rollout": math.inf},
-                   "validate_ensemble": lambda *args: {"val/crps_ratio": math.inf},
-                   "test_operator": lambda *args: None, "finish_ensembles": lambda *args: None}
-        speed = scripts.speed(script, words(probe, few + timed, few + timed), timed,
-                              **{name: f for name, f in nothing.items() if hasattr(script, name)})
+        step = bench.step_seconds(script, lambda steps: words(probe, steps))
         shutil.rmtree(probe)
         seconds = cfg.operator_seconds if first else cfg.seconds
-        write_json(path, {"steps": steps_within(seconds, 1 / speed), "seconds": seconds,
-                          "flags": " ".join(flags)})
-    steps = read_json(path)["steps"]
-    scripts.run(script, words(folder, steps, -(-steps // 4)))
+        write_json(path, {"steps": bench.steps_within(seconds, step), "seconds": seconds,
+                          "flags": " ".join(given)})
+    bench.run(script, words(folder, read_json(path)["steps"], 4))
 
 
 def judge(cfg):
@@ -186,9 +152,9 @@ def judge(cfg):
     one = make_forecasts(task, 0, operator.model)["operator"]
     rows = {"operator": lambda members: one,  # name -> its forecast with so many members
             "dressing, no network": functools.partial(dressed, operator.model, task, 0,
-                                                      accelerator.device)}
-    rows[f"perturbed input {perturbed.perturbation[0]:g}"] = functools.partial(
-        drawn, perturbed, task, 0)
+                                                      accelerator.device),
+            f"perturbed input {perturbed.perturbation[0]:g}": functools.partial(
+                drawn, perturbed, task, 0)}
     single = {"operator"}
     for piece, title in TRAINED.items():
         folder, stage = folder_of(cfg, piece), stage_of(piece)
@@ -231,46 +197,39 @@ def judge(cfg):
 
 def show(result):
     """Print the tables of a task."""
+    scores, truth = result["scores"], result.get("truth")
     steps = ", ".join(f"{piece} {one['steps']:,} steps in {one['seconds']:g} s"
                       for piece, one in result["pieces"].items() if one)
     print(f"\n{result['task']}, {result['trajectories']} {result['split']} trajectories, "
           f"{result['members']} members, {result['device']}: {steps}")
-    for score, title in TITLES.items():
-        heading(title, "", *(f"step {k}" for k in LEADS), "all")
-        for name, scores in result["scores"].items():
-            if score in scores:
-                by_lead = scores[score]["by_lead"]
+    for score in SCORES:
+        heading(score, "", *(f"step {k}" for k in LEADS), "all")
+        for name, one in scores.items():
+            if score in one:
+                by_lead = one[score]["by_lead"]
                 row(name, *(f"{by_lead[k - 1]:.3g}" for k in LEADS if k <= len(by_lead)),
-                    f"{scores[score]['all']:.3g}")
-    for score, title in TRUTH.items() if "truth" in result else ():
-        heading(title, "", *(f"step {k}" for k in result["truth"]["leads"]))
-        for name, scores in result["truth"]["scores"].items():
-            row(name, *(f"{value:.3g}" for value in scores[score]))
+                    f"{one[score]['all']:.3g}")
+    for score, title in TRUTH.items() if truth else ():
+        heading(title, "", *(f"step {k}" for k in truth["leads"]))
+        for name, one in truth["scores"].items():
+            row(name, *(f"{value:.3g}" for value in one[score]))
     heading("CRPS / the operator's absolute error, mean over leads", "", "ratio", "ms")
-    for name, scores in result["scores"].items():
-        alone = result["scores"]["operator"]["crps"]["by_lead"]
-        shares = [a / b for a, b in zip(scores["crps"]["by_lead"], alone, strict=True)]
-        row(name, f"{sum(shares) / len(shares):.3f}", f"{result['milliseconds'][name]:.3g}")
+    alone = torch.tensor(scores["operator"]["crps"]["by_lead"])
+    for name, one in scores.items():
+        ratio = (torch.tensor(one["crps"]["by_lead"]) / alone).mean()
+        row(name, f"{ratio:.3f}", f"{result['milliseconds'][name]:.3g}")
     print(f"\nms: of a step of one member. {DEFINITIONS['crps']}.")
 
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     home = folder_of(cfg, "operator").parent
-    if "data" in cfg.pieces:
-        made = subprocess.run([sys.executable, "-m", "ups.data", "make",
-                               *shlex.split(TASKS[cfg.task][0]), *shlex.split(cfg.data),
-                               "--out", str(home / "data")], cwd=ROOT)
-        if made.returncode:
-            raise UsageError("the data could not be made; the message above says why.")
-    if cfg.base and not (home / "run").exists():
-        copy_operator(Path(cfg.base).resolve() / cfg.task / "run", home / "run")
-    waves = [["operator"], ["ensemble", "control", "diffusion", "seed"], ["consistency"]]
-    for wave in waves:
+    bench.call(None, "-m", "ups.data", "make", *shlex.split(TASKS[cfg.task][0]),
+               *shlex.split(cfg.data), "--out", home / "data")
+    for wave in ("operator",), ("ensemble", "control", "diffusion", "seed"), ("consistency",):
         with ThreadPoolExecutor(4 if cfg.parallel else 1) as pool:
-            list(pool.map(functools.partial(train, cfg), [p for p in wave if p in cfg.pieces]))
-    if "judge" in cfg.pieces:
-        judge(cfg)
+            list(pool.map(functools.partial(train, cfg), wave))
+    judge(cfg)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,22 @@
     python -m benchmarks.pdebench --task burgers1d advection1d
     python -m benchmarks.pdebench --task swe2d --flags="--size l"
 
-For each task: `ups.data make --preset pdebench`, `train_operator.py --size m` with the published
-strides, `evaluate.py --protocol pdebench`. What is finished is not done again,
-and what was cut is taken up (`train s` is then nan); exit code 1 where a task failed. Ten frames
-are given, of which the operator sees the last; darcy2d is one step. The goals are what a carefully
-retrained FNO reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
+Data, training by `train_operator.py --size m` with the published strides, `evaluate.py --protocol
+pdebench`. What is finished is not done again (`train s` is then nan). Ten frames are given, of
+which the operator sees the last; darcy2d is one step. The goals are what a carefully retrained FNO
+reaches (for diffreact2d, where that was on easier strides, a tenth of the first one).
 """
 
 import dataclasses
 import math
 import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
 
 import train_operator
-from benchmarks import scripts
-from benchmarks.tables import heading, row
+from benchmarks.bench import argv, call, heading, row
 from ups.config import UsageError, command, parse
 from ups.eval.metrics import NRMSE
 from ups.files import read_json
@@ -48,27 +44,6 @@ class Config:
         for task in self.task:
             if task not in ROWS:
                 raise UsageError(f"--task {task}: it is one of {', '.join(ROWS)}.")
-        try:
-            shlex.split(self.flags)
-        except ValueError:
-            raise UsageError(f"--flags {self.flags}: a quotation mark is not closed.") from None
-
-
-class Failed(Exception):
-    """A command of this project that ended with an error."""
-
-
-def call(log, *line):
-    """Run a command of this project, its output in a file."""
-    name = line[1] if line[0] == "-m" else line[0]
-    print(f"{name}: see {log}", file=sys.stderr)
-    with open(log, "w") as file:
-        code = subprocess.run([sys.executable, *line], stdout=file, stderr=file, env=scripts.CHILD,
-                              cwd=Path(__file__).parents[1]).returncode
-    if code:
-        said = log.read_text(errors="replace").splitlines() or [""]
-        reasons = [text for text in said if text.startswith("error: ")] or said
-        raise Failed(f"{name} ended with {code}: {reasons[-1]} (all of it: {log})")
 
 
 def training(task, cfg, out):
@@ -77,7 +52,7 @@ def training(task, cfg, out):
     given = {"run": out / "runs" / task, "data": out / "data" / task, "cache": out / "cache",
              "tasks": task, "eval_every": 5000, "save_every": 5000,
              "compile": torch.cuda.is_available()}
-    return [*scripts.argv(given), *shlex.split(ROWS[task][1]), *scripts.argv(strides),
+    return [*argv(given), *shlex.split(ROWS[task][1]), *argv(strides),
             *shlex.split(cfg.flags)]
 
 
@@ -85,36 +60,28 @@ def measure(task, cfg, out):
     """Data, training and evaluation of one task: the operator's nRMSE and interval, seconds."""
     run = out / "runs" / task
     call(out / f"{task}.make.txt", "-m", "ups.data", "make", task, "--preset", cfg.preset, "--out",
-         str(out / "data" / task), *shlex.split(ROWS[task][0]))
+         out / "data" / task, *shlex.split(ROWS[task][0]))
     begin = math.nan if run.exists() else time.perf_counter()  # of a part it would mislead
     call(out / f"{task}.train.txt", "train_operator.py", *training(task, cfg, out))
     seconds = time.perf_counter() - begin
     path = run / "evaluation_pdebench" / "metrics.json"
     if not path.exists():
-        call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", str(run), "--protocol",
-             "pdebench")
+        call(out / f"{task}.evaluate.txt", "evaluate.py", "--run", run, "--protocol", "pdebench")
     result = read_json(path)["tasks"][task]
     return result["forecasts"]["operator"]["scores"]["nrmse"], result["protocol"], seconds
 
 
-def main(argv=None):
-    cfg, failed = parse(Config, argv, __doc__), False
+def main(words=None):
+    cfg = parse(Config, words, __doc__)
     out = Path(cfg.out).resolve()
     for task in cfg.task:  # before any work
         parse(train_operator.Config, training(task, cfg, out))
-    out.mkdir(parents=True, exist_ok=True)
     heading(f"{NRMSE}.", "task", "nRMSE", "95 % interval", "goal", "train s", "protocol")
     for task in cfg.task:
-        try:
-            score, protocol, seconds = measure(task, cfg, out)
-        except Failed as error:
-            print(f"{task}: {error}", file=sys.stderr)
-            failed = True
-            continue
+        score, protocol, seconds = measure(task, cfg, out)
         low, high = score["interval"]
         row(task, f"{score['all']:.2e}", f"{low:.2e} to {high:.2e}", f"{ROWS[task][2]:.1e}",
             f"{seconds:.0f}", protocol)
-    return failed
 
 
 if __name__ == "__main__":

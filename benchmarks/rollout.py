@@ -8,37 +8,31 @@ Makes the data, trains an operator with `--strides` for some seconds of steps, l
 and precision on the validation split, and times the way from the first frame to the last one:
 encode, step, decode. Every plan is a row. On CUDA the operator is compiled and a whole roll-out is
 one graph; the solver runs in float32 with its largest stable steps and replays a graph of its step.
-Seconds are the best of some repeats, for a batch and alone. A U-Net follows where time is left.
+Seconds are the best of some repeats, for a batch and alone. A U-Net comes last.
 Errors are the nRMSE of the last frame over the test split. A picture, error over cost, lies in
 --out. "Pays after" counts trajectories: (those of the data, by the solver, and the training) over
 what the operator saves with each.
 """
 
 import dataclasses
-import math
-import os
+import functools
 import shlex
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
 import train_operator as script
-from benchmarks import scripts
-from benchmarks.accuracy import digest, make_data
-from benchmarks.baselines import chosen_for, conditions, load_baseline, train_baseline
-from benchmarks.budget import VAL, WARMUP, steps_within, trial_steps
-from benchmarks.tables import device_name, heading, row
-from ups.config import UsageError, check, command, parse
+from benchmarks import bench
+from benchmarks.accuracy import make_data
+from benchmarks.baselines import chosen_for, conditions, train_baseline
+from benchmarks.bench import device_name, heading, row, steps_within
+from ups.config import check, command, parse
 from ups.data.find import open_fields
 from ups.data.solvers import SOLVERS
 from ups.eval.metrics import NRMSE, nrmse
-from ups.eval.plots import picture
-from ups.files import write_json
+from ups.eval.plots import draw_costs, picture
 from ups.latents import open_tasks
 from ups.models.any_point import interpolate
 from ups.models.precision import products
@@ -56,14 +50,11 @@ class Config:
     flags: str = "--size s --batch_size 64 --ema 0.999 --noise_end 8e-4"  # other flags
     run: str = ""                # measure this run, and train none
     unet_seconds: float = 20.0   # of training steps of each U-Net; 0: none
-    limit: float = 400.0         # seconds after which no U-Net is begun
     precision: str = ""          # float32, tf32, bfloat16; empty: as validation chose
     preset: str = ""             # of the data; empty: medium on a GPU, small on a CPU
     data: str = ""               # flags of `python -m ups.data make` in place of the benchmark's
     batch: int = 64              # trajectories together
     repeats: int = 5             # the best counts
-    device: str = ""             # cpu: leave the GPU alone
-    profile: bool = False        # where the time of each operator's roll-out goes, 15 lines
     out: str = "benchmarks/results/rollout"  # folder of data and runs
     seed: int = 0                # of data and weights
 
@@ -74,23 +65,16 @@ class Config:
 
 def train(cfg, task, data, out):
     """An operator, for as many steps as take the seconds; the folder of its run."""
-    cuda = torch.cuda.is_available()
     for name in ("probe", "run"):
         shutil.rmtree(out / name, ignore_errors=True)
 
     def words(name, steps):
-        return [*shlex.split(cfg.flags), *scripts.argv({
-            "run": out / name, "data": data, "tasks": task, "cache": out / "cache", "steps": steps,
-            "strides": cfg.strides, "eval_every": -(-steps // 2), "save_every": steps,
-            "log_every": max(1, steps // 10), "val_trajectories": VAL, "seed": cfg.seed,
-            "warmup": max(1, round(WARMUP * steps)), "compile": cuda})]
+        return [*shlex.split(cfg.flags), *bench.flags(
+            steps, 2, run=out / name, data=data, tasks=task, cache=out / "cache",
+            strides=cfg.strides, val_trajectories=bench.VAL, seed=cfg.seed)]
 
-    few, count = trial_steps(cuda)
-    few *= len(cfg.strides)  # each is compiled and captured
-    step = 1 / scripts.speed(script, words("probe", few + count), count,
-                             validate=lambda *args: {"val/nrmse_rollout": math.inf},
-                             test_operator=lambda *args: None)
-    scripts.run(script, words("run", steps_within(cfg.seconds, step)))
+    step = bench.step_seconds(script, lambda steps: words("probe", steps), len(cfg.strides))
+    bench.run(script, words("run", steps_within(cfg.seconds, step)))
     return out / "run"
 
 
@@ -98,46 +82,31 @@ def made(cfg, task, out):
     """The folder of the data."""
     if not cfg.data:
         return make_data(task, cfg, out)[0]
-    folder = out / "data" / digest([task, cfg.data])
-    done = subprocess.run([sys.executable, "-m", "ups.data", "make", task, "--out", folder,
-                           *shlex.split(cfg.data)])
-    if done.returncode:
-        raise UsageError("the data could not be made; the message above says why.")
+    folder = out / "data" / bench.digest([task, cfg.data])
+    bench.call(None, "-m", "ups.data", "make", task, "--out", folder, *shlex.split(cfg.data))
     return folder
 
 
-def measure(cfg, fields, models, cuda):
-    """Print and return the rows of some models {name: (function, steps)}."""
-    device = torch.device("cuda" if cuda else "cpu")
+def measure(cfg, fields, models, rows):
+    """Print and add the rows of some models {name: (function, steps)}; the solver's comes first."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = fields.split("test")
     first, truth = (fields.read(chosen, part)[:, 0].to(device)
                     for part in (slice(1), slice(-1, None)))
-    cond = conditions(fields, chosen, device)
-    used, rows = min(len(chosen), cfg.batch), []
+    cond, used = conditions(fields, chosen, device), min(len(chosen), cfg.batch)
     for name, (function, steps) in models.items():
         seconds = {}
         for batch in (1, cfg.batch):
             fill = torch.arange(batch, device=device) % len(chosen)
             last, seconds[batch] = timed(function, first[fill], cond[fill],
-                                         cuda and name == "U-Net", cfg.repeats)
-        if cfg.profile and name.startswith("operator"):
-            with torch.profiler.profile() as profile:
-                function(first[fill], cond[fill])
-                now()
-            order = f"self_{device.type}_time_total"
-            print(profile.key_averages().table(sort_by=order, row_limit=15,
-                                               max_name_column_width=60))
+                                         device.type == "cuda" and name == "U-Net", cfg.repeats)
         error = nrmse(last[:used, None], truth[:used, None]).mean().item()
-        a_step = 1e6 * seconds[cfg.batch] / cfg.batch / steps if steps else math.nan
-        rows.append((name, cfg.batch / seconds[cfg.batch], 1e3 * seconds[1], error, a_step))
-        show(rows[-1], rows[0])
-    return rows
-
-
-def show(one, solver):
-    name, rate, alone, error, a_step = one
-    row(name, f"{rate:.0f}", f"{rate / solver[1]:.2f}", f"{alone:.2f}",
-        f"{solver[2] / alone:.2f}", f"{error:.2e}", f"{a_step:.1f}")
+        rate, alone = cfg.batch / seconds[cfg.batch], 1e3 * seconds[1]
+        rows[name] = rate, alone, error
+        solver = rows["solver"]
+        row(name, f"{rate:.0f}", f"{rate / solver[0]:.2f}", f"{alone:.2f}",
+            f"{solver[1] / alone:.2f}", f"{error:.2e}",
+            f"{1e6 / rate / steps:.1f}" if steps else "")
 
 
 def by_solver(task, fields, coarse):
@@ -166,11 +135,7 @@ def by_solver(task, fields, coarse):
 
 
 def by_baseline(model, steps):
-    def roll(u, cond):
-        for _ in range(steps):
-            u = model(u, cond)
-        return u
-    return roll
+    return lambda u, cond: functools.reduce(lambda u, _: model(u, cond), range(steps), u)
 
 
 def by_operator(sim, name, longest, frames):
@@ -186,93 +151,53 @@ def by_operator(sim, name, longest, frames):
 
 def timed(function, u, cond, graph, repeats):
     """The last frame, and the seconds that it takes (best of some)."""
-    call = CudaGraphed(lambda: function(u, cond), graph)
-    for _ in range(4 if graph else 1):
-        last = call()
-    seconds = []
-    for _ in range(repeats):
+    call, seconds = CudaGraphed(lambda: function(u, cond), graph), []
+    for _ in range(4 * graph + 1 + repeats):  # the first ones compile and capture
         begin = now()
-        call()
+        last = call()
         seconds.append(now() - begin)
-    return last, min(seconds)
-
-
-def draw(figure, task, rows):
-    """Error over cost."""
-    axis = figure.subplots()
-    for name, rate, _, error, _ in rows:
-        axis.loglog(1 / rate, max(error, 1e-7), "o")
-        axis.annotate(name, (1 / rate, max(error, 1e-7)), xytext=(6, 4),
-                      textcoords="offset points", fontsize=8)
-    axis.set(xlabel="seconds of a trajectory, in a batch", ylabel="nRMSE of the last frame",
-             title=task)
-    axis.grid(alpha=0.3, which="both", lw=0.5)
+    return last, min(seconds[-repeats:])
 
 
 @products("highest")
 def main(argv=None):
-    cfg, begin = parse(Config, argv, __doc__), time.monotonic()
-    if cfg.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    cuda, tables, folders = torch.cuda.is_available(), {}, {}
-    preset = cfg.preset or ("medium" if cuda else "small")
-
-    def title(task, fields):
-        facts = fields.facts
-        heading(f"{task}, {' x '.join(map(str, facts.grid))} points, {facts.frames - 1} steps of "
-                f"the data to the last frame, {device_name()}, batch of {cfg.batch}", "",
-                "per second", "x solver", "alone, ms", "x solver", "nRMSE", "us a step")
-
+    cfg = parse(Config, argv, __doc__)
+    cuda = torch.cuda.is_available()
+    if not cfg.preset:
+        cfg = dataclasses.replace(cfg, preset="medium" if cuda else "small")
     for task in cfg.task:
-        out = Path(cfg.out).resolve() / task
-        if cfg.run:
-            sim = Simulator.load(cfg.run, compile=cuda, precision=cfg.precision or None)
-            fields = next(one.fields for one in open_tasks(Accelerator(), sim.operator.settings)
-                          if one.name == task)
-        else:
-            data = made(dataclasses.replace(cfg, preset=preset), task, out)
-            folders[task] = str(data)
-            run = train(cfg, task, data, out)
+        out, rows = Path(cfg.out).resolve() / task, {}
+        if not cfg.run:
+            data = made(cfg, task, out)
+            train(cfg, task, data, out)
             torch.compiler.reset()  # each model would count as one more recompilation
-            print(f"{task}: trained at {time.monotonic() - begin:.0f} s", flush=True)
-            sim = Simulator.load(run, compile=cuda, precision=cfg.precision or None)
-            fields = open_fields(task, data)
-        facts = fields.facts
-        models = {"solver" if k == 1 else f"solver, 1/{k} of the points":
-                  (by_solver(task, fields, k), 0) for k in (1, 2)}
+        sim = Simulator.load(cfg.run or out / "run", compile=cuda, precision=cfg.precision or None)
+        fields = open_fields(task, data) if not cfg.run else next(
+            one.fields for one in open_tasks(Accelerator(), sim.operator.settings)
+            if one.name == task)
+        facts, steps = fields.facts, fields.facts.frames - 1
+        models = {"solver": (by_solver(task, fields, 1), 0),
+                  "solver, 1/2 of the points": (by_solver(task, fields, 2), 0)}
         models |= {f"operator, steps of {n}, {sim.precisions[task]}":
-                   by_operator(sim, task, n, facts.frames - 1) for n in sim.tasks[task].plans}
-        title(task, fields)
+                   by_operator(sim, task, n, steps) for n in sim.tasks[task].plans}
+        heading(f"{task}, {' x '.join(map(str, facts.grid))} points, {steps} steps of the data to "
+                f"the last frame, {device_name()}, batch of {cfg.batch}", "", "per second",
+                "x solver", "alone, ms", "x solver", "nRMSE", "us a step")
         with torch.no_grad():
-            tables[task] = fields, measure(cfg, fields, models, cuda)
-    for task in folders if cfg.unet_seconds else ():
-        if time.monotonic() - begin > cfg.limit:
-            print(f"{task}: no time is left for a U-Net.")
-            continue
-        folder, fields = Path(cfg.out).resolve() / task / "unet", tables[task][0]
-        folder.mkdir(parents=True, exist_ok=True)
-        cell = {"kind": "unet", "flags": chosen_for("unet", task), "task": task, "split": "test",
-                "folder": folders[task], "seconds": cfg.unet_seconds, "seed": cfg.seed,
-                "steps": 0}
-        train_baseline(cell, folder)
-        write_json(folder / "result.json", cell)
-        net, steps = load_baseline(folder, "cuda" if cuda else "cpu"), fields.facts.frames - 1
-        if cuda:
-            net.compile(dynamic=False)
-        with torch.no_grad():
-            tables[task][1].extend(measure(cfg, fields, {"U-Net": (by_baseline(net, steps), steps)},
-                                           cuda))
-    print(f"\n--- tables, after {time.monotonic() - begin:.0f} s")
-    for task, (fields, rows) in tables.items():
-        title(task, fields)
-        for one in rows:
-            show(one, rows[0])
-        pays = {name: (len(fields) / rows[0][1] + cfg.seconds) / (1 / rows[0][1] - 1 / rate)
-                for name, rate, *_ in rows if name.startswith("operator") and rate > rows[0][1]
-                and not cfg.run}
-        print(*(f"{name}: pays after {count:,.0f} trajectories" for name, count in pays.items()),
-              sep="\n")
-        picture(Path(cfg.out) / f"{task}.png", draw, task, rows)
+            measure(cfg, fields, models, rows)
+        if cfg.unet_seconds and not cfg.run:
+            net, _ = train_baseline({
+                "kind": "unet", "flags": chosen_for("unet", task), "task": task, "split": "test",
+                "folder": data, "seconds": cfg.unet_seconds, "seed": cfg.seed, "steps": 0})
+            with torch.no_grad():
+                measure(cfg, fields, {"U-Net": (by_baseline(net, steps), steps)}, rows)
+        solver = rows["solver"][0]
+        for name, (rate, *_) in rows.items():
+            if name.startswith("operator") and rate > solver and not cfg.run:
+                count = (len(fields) / solver + cfg.seconds) / (1 / solver - 1 / rate)
+                print(f"{name}: pays after {count:,.0f} trajectories")
+        picture(Path(cfg.out) / f"{task}.png", draw_costs, f"{task}, the last frame",
+                {name: (1 / rate, error) for name, (rate, _, error) in rows.items()})
     print(f"\n{NRMSE}.")
 
 

@@ -1,4 +1,4 @@
-"""A training step of large operators on one GPU: milliseconds, TFLOP/s, memory, and a profile.
+"""A training step of large operators on one GPU: milliseconds, TFLOP/s and memory.
 
     python -m benchmarks.scale                 # about four minutes on an H200
     python -m benchmarks.scale --shrink 16     # tries the command, on a CPU too
@@ -7,11 +7,9 @@ A step is forward, backward and fused AdamW of single transitions, on latents th
 device; blocks are compiled one by one, as one graph serves all. TFLOP/s count the products of
 forward and backward once, whatever is recomputed; `of dense` is their share of the card's rate in
 products of 8192 x 8192 matrices in bfloat16. GiB are the peak, and what of it is neither weights,
-gradients nor optimizer: activations. The U-Nets see 256 x 256 points, which are as many as 64 x 64
-tokens of 4 x 4.
+gradients nor optimizer: activations.
 """
 
-import collections
 import dataclasses
 import gc
 import math
@@ -19,8 +17,7 @@ import math
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.tables import device_name, heading, row
-from benchmarks.unet import UNet, UNetConfig
+from benchmarks.bench import device_name, heading, row
 from ups.config import check, command, parse
 from ups.models.body import BodyConfig
 from ups.models.latent_operator import LatentOperator, TaskSpec
@@ -28,26 +25,17 @@ from ups.models.precision import products
 from ups.train.optim import AdamW, Muon
 from ups.train.ranks import now
 
-CIRCLE = (True, True, True)
 PLANE, CUBE = (1, 64, 64), (32, 32, 32)  # tokens
 XL = {"dim": 512, "depth": 12, "modes": 16}
-ROWS = [  # name, rows, tokens and sizes of the operator or width of the U-Net, how
+ROWS = [  # name, rows, tokens, sizes, how
     ("2-D, 64 x 64 tokens, 16 waves", 8, PLANE, XL, ("float32", "tf32", "bf16", "bf16 recompute",
                                                      "bf16 Muon")),
     ("the same, batches of 64", 64, PLANE, XL, ("bf16", "bf16 recompute")),
     ("without waves", 8, PLANE, XL | {"modes": 0}, ("tf32", "bf16")),
     ("3-D, 32^3 tokens, 12 waves", 2, CUBE, {"dim": 256, "depth": 8, "modes": 12},
      ("tf32", "bf16", "bf16 recompute")),
-    ("U-Net of width 64, 256 x 256", 8, PLANE, 64, ("tf32", "bf16")),
-    ("U-Net of as many parameters", 8, PLANE, 320, ("bf16",)),
     ("2-D, compiled as a whole", 8, PLANE, XL, ("bf16 whole",)),
 ]
-KINDS = {  # of kernels, by what their names hold; the first that fits
-    "optimizer": ("multi_tensor", "adam"),
-    "products": ("gemm", "nvjet", "cutlass", "xmma", "conv", "wgrad", "dgrad", "fprop"),
-    "copies": ("memcpy", "memset", "catarray", "direct_copy", "fused_clone", "fused__to_copy_",
-               "fused_cat"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +47,13 @@ class Config:
         check(self, steps=(1, 10**6), shrink=(1, 32))
 
 
-class Field(torch.nn.Module):
-    """The U-Net with the arguments of an operator."""
-
-    def __init__(self, width, grid):
-        super().__init__()
-        self.net = UNet(UNetConfig(width), 2, 2, grid, True)
-
-    def forward(self, u, dt, cond):
-        return u + self.net(u)
-
-
 def build(rows, tokens, sizes, how, shrink, device):
     """A model and its batch."""
     tokens = tuple(max(1, n // shrink) for n in tokens)
-    if isinstance(sizes, int):
-        grid = tuple(4 * n for n in tokens[1:])
-        with torch.device(device):
-            return Field(max(4, sizes // shrink), grid), torch.randn(rows, 2, *grid)
     sizes = sizes | {"dim": max(16, sizes["dim"] // shrink)}
     config = BodyConfig(precision="bfloat16" if "bf16" in how else "float32", **sizes)
     with torch.device(device):
-        model = LatentOperator(config, [TaskSpec("t", tokens, 16, CIRCLE)])
+        model = LatentOperator(config, [TaskSpec("t", tokens, 16, (True, True, True))])
         for layer in (*model.body.modulation, model.body.out[0]):  # alive, as in training
             torch.nn.init.normal_(layer.weight, std=1e-2)
         return model, torch.randn(rows, math.prod(tokens), 16)
@@ -102,19 +75,16 @@ def loss_of(model, z):
 def step_of(rows, tokens, sizes, how, cfg, device):
     """The training step of a row as a function, and its parameters."""
     model, z = build(rows, tokens, sizes, how, cfg.shrink, device)
-    blocks = [] if isinstance(sizes, int) else model.body.blocks
-    for block in blocks:
+    for block in model.body.blocks:
         block.recompute = "recompute" in how
-    for part in ([model] if "whole" in how else blocks or [model]):
+    for part in [model] if "whole" in how else model.body.blocks:
         part.compile(dynamic=False)
     kind = Muon if "Muon" in how else AdamW
     optimizer = kind(model if kind is Muon else model.parameters(), 1e-4)
-    rounded = isinstance(sizes, int) and "bf16" in how
 
     @products("highest" if how == "float32" else "high")
     def step():
-        with torch.autocast(z.device.type, torch.bfloat16, enabled=rounded):
-            loss = loss_of(model, z)
+        loss = loss_of(model, z)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -124,7 +94,7 @@ def step_of(rows, tokens, sizes, how, cfg, device):
 
 
 def measure(name, rows, tokens, sizes, how, cfg, dense):
-    """Print a row; return the step."""
+    """Print a row."""
     device = torch.device("cuda" if dense else "cpu")
     torch.compiler.reset()
     gc.collect()
@@ -133,23 +103,21 @@ def measure(name, rows, tokens, sizes, how, cfg, dense):
         torch.cuda.reset_peak_memory_stats()
     try:
         step, params = step_of(rows, tokens, sizes, how, cfg, device)
-        for _ in range(3):
-            loss = step()
-        begin = now()
-        for _ in range(cfg.steps):
-            loss = step()
+        for count in (3, cfg.steps):
+            begin = now()
+            for _ in range(count):
+                loss = step()
         ms = 1e3 * (now() - begin) / cfg.steps
     except torch.OutOfMemoryError:
         row(f"{name}; {how}", rows, "", "out of memory", width=60)
-        return None
+        return
     assert math.isfinite(loss)
-    peak = torch.cuda.max_memory_allocated() if dense else 0
+    peak, count = torch.cuda.max_memory_allocated() if dense else 0, sum(p.numel() for p in params)
     rate = flops(rows, tokens, sizes, cfg.shrink, device) / ms / 1e9
-    kept = 16 * sum(p.numel() for p in params)  # weights, gradients, two moments
-    row(f"{name}; {how}", rows, f"{sum(p.numel() for p in params) / 1e6:.0f} M", f"{ms:.1f}",
-        f"{rate:.0f}", f"{rate / dense:.2f}" if dense else "", f"{peak / 2**30:.1f}",
+    kept = 16 * count  # weights, gradients, two moments
+    row(f"{name}; {how}", rows, f"{count / 1e6:.0f} M", f"{ms:.1f}", f"{rate:.0f}",
+        f"{rate / dense:.2f}" if dense else "", f"{peak / 2**30:.1f}",
         f"{max(0, peak - kept) / 2**30:.1f}", width=60)
-    return step
 
 
 def dense_rate(size=8192):
@@ -163,28 +131,6 @@ def dense_rate(size=8192):
     return rate
 
 
-def profile(step, count=3, most=14):
-    """Shares of the device's time by kind of kernel, and the longest kernels."""
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA, activity.CPU]) as trace:
-        for _ in range(count):
-            step()
-        torch.cuda.synchronize()
-    times = collections.Counter()
-    for event in trace.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            times[event.key] += event.self_device_time_total / 1e3 / count
-    kinds = collections.Counter()
-    for key, ms in times.items():
-        kinds[next((kind for kind, words in KINDS.items()
-                    if any(word in key.lower() for word in words)), "elementwise")] += ms
-    heading("profile of the step before, ms by kind of kernel", "kind", "ms", "share")
-    for kind, ms in kinds.most_common():
-        row(kind, f"{ms:.2f}", f"{ms / kinds.total():.2f}")
-    for key, ms in times.most_common(most):
-        row(key[:90], f"{ms:.2f}", width=90)
-
-
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
     cuda, start = torch.cuda.is_available(), now()
@@ -194,10 +140,7 @@ def main(argv=None):
             "of these activations", width=60)
     for name, rows, tokens, sizes, ways in ROWS:
         for how in ways:
-            step = measure(name, rows, tokens, sizes, how, cfg, dense)
-            if cuda and step and how == "bf16" and name in (ROWS[0][0], ROWS[3][0]):
-                profile(step)
-            del step
+            measure(name, rows, tokens, sizes, how, cfg, dense)
     print(f"\n{now() - start:.0f} s in all.")
 
 
