@@ -9,7 +9,7 @@ from ups.train.step import CudaGraphed
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_average_follows_its_formula(compiled, monkeypatch):
+def test_the_average_follows_its_formula(compiled, monkeypatch, traced):
     monkeypatch.setattr(CudaGraphed, "running", compiled)
     torch.manual_seed(0)
     model = nn.Linear(5, 3).double()
