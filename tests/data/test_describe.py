@@ -80,48 +80,16 @@ def test_a_picture_never_replaces_data(tmp_path):
     assert path.with_suffix(".png").stat().st_size > 10_000 and path.read_bytes() == before
 
 
-def _attribute(name, value):
-    return lambda f: f.attrs.update({name: value})
-
-
-def _replaced(name, change):
-    def broken(f):
-        values = change(f[name][:])
-        del f[name]
-        f[name] = values
-    return broken
-
-
-@pytest.mark.parametrize("task, words, broken", [
-    ("advection1d", "could not convert string to float: 'high'", _attribute("beta", "high")),
-    ("advection1d", "parameter beta must be a finite number.* is .nan", _attribute("beta", np.nan)),
-    ("burgers1d", "cannot be read", _replaced("x-coordinate", lambda x: x * np.nan)),
-    ("burgers1d", "u is tensor .* kind S", _replaced("tensor", lambda u: u.astype("S4"))),
-    ("ns2d", "Vy is velocity .* which are no numbers", _replaced("velocity", lambda u: u[..., :1])),
-    ("ns2d", "cannot be read", _attribute("config", "nu: [1, :")),
-    ("cns1d", "Vx is .*(6, 5, 8).* 16 points", _replaced("Vx", lambda u: u[:, :, :8])),
-    ("darcy2d", "a is nu .* over 6 samples", _replaced("nu", lambda a: a[:3])),
-    ("diffreact2d", "u is data .* kind S", _replaced("0000/data", lambda u: u.astype("S4"))),
-])
-def test_odd_headers_are_one_sentence(task, words, broken, tmp_path):
-    path = tmp_path / f"{task}.h5"
-    by_hand.build(task, path)
-    with h5py.File(path, "r+") as f:
-        broken(f)
-    with pytest.raises(UsageError, match=f"{task}.h5.*{words}") as caught:
-        open_pdebench(path)
-    assert "\n" not in str(caught.value)
-
-
 def test_uneven_frames_and_misfit_coordinates(tmp_path, capsys):
     path, words = tmp_path / "a.h5", "frames are uneven, with steps from 0.00298107 to 0.188093"
     by_hand.build("burgers1d", path, samples=20)
     with h5py.File(path, "r+") as f:
-        _replaced("x-coordinate", lambda x: x[:-2])(f)
+        coordinates = f.pop("x-coordinate")[:-2]
+        f["x-coordinate"] = coordinates
     faults(path, tasks=("burgers1d",))
     assert "coordinates x (14,) are passed over: it has 16 points" in capsys.readouterr().err
     with h5py.File(path, "r+") as f:
-        _replaced("t-coordinate", lambda t: np.logspace(-3, 0, len(t)))(f)
+        f["t-coordinate"][...] = np.logspace(-3, 0, by_hand.T + 1)
     refused(["inspect", path, "--tasks", "burgers1d"], words)
     fault, = faults(path, tasks=("burgers1d",))
     assert words in fault
@@ -164,4 +132,4 @@ def test_unreadable_samples_do_not_keep_the_others_from_being_named(tmp_path):
     assert [fault.split(": ")[1].split(" (")[0] for fault in found] == [
         "sample 3 cannot be read", "sample 5 cannot be read"]
     with pytest.raises(UsageError, match="a.h5 cannot be read .*object 'data' doesn't exist"):
-        open_pdebench(path).read(range(20))
+        open_pdebench(path, "diffreact2d").read(range(20))

@@ -54,8 +54,8 @@ def test_every_fact_reads_back(tmp_path):
 
 def test_trajectories_one_after_another(tmp_path):
     u, a = noise(N, T, 2, *GRID), noise(N, *GRID, seed=1)
-    rows = ({"p": u[i, :, 0], "q": u[i, :, 1], "a": a[i], "nu": i - 1.0} for i in range(N))
-    file = open_array(write_fields(tmp_path / "mine.h5", rows, inputs="a", boundary="closed closed",
+    rows = ((u[i], {"a": a[i], "nu": i - 1.0}) for i in range(N))
+    file = open_array(write_fields(tmp_path / "mine.h5", rows, boundary="closed closed",
                                    t=np.linspace(3, 4, T)))
     np.testing.assert_array_equal(file.read(range(N)), u)
     np.testing.assert_array_equal(file.read_inputs(range(N)), a[:, None, None])

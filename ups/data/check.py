@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.file import NAN
 
 MOST, READ = 64, 2**28      # trajectories that are looked at, and bytes but for large frames
 LEAST = 8                   # trajectories, of which something can be said
@@ -49,6 +48,8 @@ class Look:
         self.seen = Averages(facts.channels, (self.read([row])[0] for row in self.rows))
         self.given = facts.inputs and Averages(
             facts.inputs, (fields.inputs([row], self.frames)[0] for row in self.rows))
+        # of each axis, the upper quartile: a few trajectories have a shock there
+        self.seams = np.quantile(self.seen.seams, 0.75, axis=1, method="higher").tolist()
 
     def read(self, rows):
         """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
@@ -59,14 +60,14 @@ class Averages:
     """Averages over each of n trajectories (T, C, *grid), and v is u without its mean.
 
     mean (n, T, C) over space; deviation, low and high (n, C); and for each axis profiles
-    (n, 3, C, L) of u, v^2 and (v_t)^2, and products (n, 3, C, C + 1): v v, v v_x and v_t v_x of
-    two channels, and v^3, v_x^3 and v v_t v_x of one.
+    (n, 3, C, L) of u, v^2 and (v_t)^2, products (n, 4, C, C + 1): v v, v v_x, v_t v_x and v_t v of
+    two channels, and v^3, v_x^3, v v_t v_x and v^2 v_t of one; and the seam (n,).
     """
 
     def __init__(self, names, trajectories):
         parts = map(np.stack, zip(*map(_averages, trajectories), strict=True))
         self.names, (self.mean, self.deviation, self.low, self.high, *rest) = names, parts
-        self.profiles, self.products = rest[::2], rest[1::2]
+        self.profiles, self.products, self.seams = rest[::3], rest[1::3], rest[2::3]
         self.size = np.sqrt(np.square(self.deviation).mean(0)) + 1e-30  # (C,)
 
     def drift(self):
@@ -95,8 +96,30 @@ def _averages(u):
                                        (change, slope, w * change * slope),
                                        (change, w, w * w * change))]
         out += [np.stack([x.mean(rest) for x in (u, v * v, change * change)]),
-                np.stack(products) / w[:, 0].size]
+                np.stack(products) / w[:, 0].size,
+                _seam(np.moveaxis(u[len(u) // 2:], axis, -1))]
     return out
+
+
+def _seam(u):
+    """Jumps across the ends of the last axis of u (T, C, .., L) over jumps inside; 1 is usual.
+
+    Of values or of slopes, because two ends that are held at zero agree in value. It is infinite
+    where the last point repeats the first: both ends are always equal, and move.
+    """
+    if u.shape[-1] < 3:
+        return 0.0
+    first, near = u[..., 0], 1e-3 * math.sqrt(np.square(np.diff(u)).mean())
+    if abs(u[..., -1] - first).max() <= near and (
+            abs(first - first[:1]).max() > near > 1e-7 * abs(u).max()):
+        return math.inf
+    rest, jumps = (0, *range(2, u.ndim)), []
+    size = np.maximum(u.var(rest), 1e-60)  # (C,)
+    for n in (1, 2):
+        ends = np.concatenate([u[..., -n:], u[..., :n]], -1)
+        across, inside = ((np.square(np.diff(x, n=n)).mean(rest) / size).sum() for x in (ends, u))
+        jumps.append(math.sqrt(across / (inside + 1e-30)))
+    return max(jumps)
 
 
 def shift_doubt(seen, axis):
@@ -106,8 +129,9 @@ def shift_doubt(seen, axis):
     x = modes.transpose(3, 0, 1, 2).reshape(modes.shape[-1], len(p), -1)  # (K, n, 3 C)
     moves = np.random.default_rng(0).integers(p.shape[-1], size=(COPIES + 1, len(p)))
     moves[0] = 0  # the data themselves
-    wave = -2j * np.pi / p.shape[-1] * np.arange(1, len(x) + 1)[:, None, None]
-    chance, (k, best), _ = _stands_out(x, np.exp(wave * moves))
+    wave = -2j * np.pi / p.shape[-1] * np.arange(1, len(x) + 1)[:, None]
+    turns = np.exp(wave * np.arange(p.shape[-1]))[:, moves]
+    chance, (k, best), _ = _stands_out(x, turns)
     return chance, 2 * abs(x[k, :, best].mean()), seen.names[best % len(seen.names)]
 
 
@@ -172,7 +196,7 @@ def contradictions(fields):
         for name, low, high in zip(one.names, one.low.min(0), one.high.max(0), strict=True):
             if name in facts.positive and low < -1e-5 * abs(high):
                 yield f"{name} is said to be positive, but falls to {low:.3g}."
-    for axis, circle, jump in zip(facts.axes, facts.periodic, seam(fields.files[0]), strict=True):
+    for axis, circle, jump in zip(facts.axes, facts.periodic, look.seams, strict=True):
         if circle and jump == math.inf:
             yield f"Axis {axis} is periodic, and its last point repeats the first; leave it out."
         elif circle and jump > 1.5 * SEAM:
@@ -185,8 +209,8 @@ def contradictions(fields):
               for one in facts.mirrors]
     for move, doubt in moves:
         chance, share, name = doubt(look.seen)
-        excused = look.given and doubt(look.given)[0] <= UNLIKELY  # inputs move along
-        if chance <= REFUSED and share > 0.05 and not excused:
+        if chance <= REFUSED and share > 0.05 and not (
+                look.given and doubt(look.given)[0] <= UNLIKELY):  # inputs move along
             yield (f"{move} is said to give solutions, but averages of {name} over "
                    f"{len(look.rows)} trajectories contradict it by {100 * share:.2g} % of their "
                    "spread.")
@@ -223,41 +247,6 @@ def uses(facts):
     said += ["sums of solutions"] if facts.linear and facts.shifts else []
     said += [f"mean of {' and '.join(facts.conserved)} kept"] if facts.conserved else []
     return "; ".join(said) or "no symmetry, nothing conserved"
-
-
-def seam(file):
-    """For each axis, jumps across its ends over jumps inside, of values and slopes; 1 is usual.
-
-    Slopes, because two ends that are held at zero agree in value. Of the later half of at most 32
-    trajectories, the upper quartile: a few have a shock there. It is infinite where the last point
-    repeats the first: both ends are always equal, and move.
-    """
-    half, kept, first, repeats, moved = file.facts.frames // 2, [], None, True, False
-    frames = range(half, file.facts.frames, -(-(file.facts.frames - half) // 8))
-    for row in range(0, file.samples, -(-file.samples // 32)):
-        u = file.read([row], frames)[0].astype(np.float64)
-        if np.isfinite(u).all():
-            axes = [np.moveaxis(u, axis, -1) for axis in range(2, u.ndim)]
-            kept.append([max(_seam(x, order) for order in (1, 2)) for x in axes])
-            first = first or [x[:1, ..., 0] for x in axes]
-            near = [1e-3 * math.sqrt(np.square(np.diff(x)).mean()) for x in axes]
-            repeats = repeats & np.array([abs(x[..., -1] - x[..., 0]).max() <= small
-                                          for x, small in zip(axes, near, strict=True)])
-            moved = moved | np.array([abs(x[..., 0] - start).max() > small > 1e-7 * abs(u).max()
-                                      for x, start, small in zip(axes, first, near, strict=True)])
-    if not kept:
-        raise UsageError(f"{file.path}: NaN or Inf in every trajectory that was looked at; {NAN}")
-    return np.where(repeats & moved, np.inf, np.quantile(kept, 0.75, axis=0)).tolist()
-
-
-def _seam(u, order):
-    """Of the last axis of u (T, C, .., L), of values or slopes."""
-    if u.shape[-1] <= order:
-        return 0.0
-    rest, ends = (0, *range(2, u.ndim)), np.concatenate([u[..., -order:], u[..., :order]], -1)
-    size = np.maximum(u.var(rest), 1e-60)  # (C,)
-    across, inside = ((np.square(np.diff(x, n=order)).mean(rest) / size).sum() for x in (ends, u))
-    return math.sqrt(across / (inside + 1e-30))
 
 
 def shiftable(fields, axes):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.check import contradictions, proposals, seam, uses
+from ups.data.check import contradictions, proposals, uses
 from ups.data.fields import SPLITS
 from ups.data.file import pieces
 from ups.data.find import fields_of, find, free_run, open_data, read_facts
@@ -61,7 +61,7 @@ def _described(fields):
         f"{facts.frames} frames, t = {first:g} to {last:g}, dt = {facts.dt:g}"
         + f"; training starts at frame {facts.first_frame}" * bool(facts.first_frame))
     for axis, n, (low, high), kind, jump in zip(facts.axes, facts.grid, facts.domain,
-                                                facts.boundary, seam(files[0]), strict=True):
+                                                facts.boundary, look.seams, strict=True):
         yield f"axis {axis}", (
             f"{n} points in ({low + 0:g}, {high:g}), spacing {(high - low) / n:g}, {kind}: "
             + (f"the jump across its ends is {jump:.2f} times those inside" if jump < math.inf

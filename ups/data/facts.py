@@ -177,6 +177,12 @@ def read_yaml(path, where):
                          f"({' '.join(str(error).split())}).") from None
 
 
+def words(value):
+    """A list of words: text with blanks between them, or what a file makes of a list."""
+    value = _plain(value)
+    return tuple(value.split() if isinstance(value, str) else map(str, value))
+
+
 def _plain(value):
     """A value of Python, whatever h5py, numpy or zarr make of it."""
     if isinstance(value, np.ndarray | np.generic):  # netCDF stores a number as an array of one
@@ -194,18 +200,14 @@ def _numeric(value):
     return len(values) > 0 and all(type(one) in (int, float) for one in values)
 
 
-def _words(value):
-    return tuple(value.split() if isinstance(value, str) else map(str, value))
-
-
 def _mirrors(value):
     if isinstance(value, str):
         value = [one.partition(":")[::2] for one in value.split(";") if one.strip()]
-    return tuple((axis.strip(), _words(odd or "")) for axis, odd in dict(value).items())
+    return tuple((axis.strip(), words(odd or "")) for axis, odd in dict(value).items())
 
 
 def _domain(value):
-    ends = np.array(_words(value) if isinstance(value, str) else value, float).reshape(-1, 2)
+    ends = np.array(words(value) if isinstance(value, str) else value, float).reshape(-1, 2)
     if not np.isfinite(ends).all() or (ends[:, 0] == ends[:, 1]).any():
         raise ValueError
     return tuple(map(tuple, ends.tolist()))
@@ -223,8 +225,8 @@ def _step(value):
 
 READ = {  # each fact: how it is read, and an example
     "name": (str, "mine"), "equation": (str, "u_t + u u_x = 0"),
-    "channels": (_words, "u v"), "inputs": (_words, "mask"), "params": (_words, "nu rho"),
-    "axes": (_words, "x y"), "boundary": (_words, "periodic closed"),
+    "channels": (words, "u v"), "inputs": (words, "mask"), "params": (words, "nu rho"),
+    "axes": (words, "x y"), "boundary": (words, "periodic closed"),
     "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (int, 10),
-    "mirrors": (_mirrors, "x: vx; y: vy"), "conserved": (_words, "u"), "positive": (_words, "u"),
-    "shifts": (_words, "x"), "linear": (_truth, True), "steady": (_truth, True)}
+    "mirrors": (_mirrors, "x: vx; y: vy"), "conserved": (words, "u"), "positive": (words, "u"),
+    "shifts": (words, "x"), "linear": (_truth, True), "steady": (_truth, True)}

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from ups.config import UsageError
-from ups.data.check import SEAM, Look, seam, shiftable
+from ups.data.check import SEAM, Look, shiftable
 from ups.data.facts import scale_of
-from ups.data.file import NAN, agree, natural, pieces
+from ups.data.file import agree, natural, pieces
 
 SPLITS = ("train", "fit", "val", "test")
 CUTS = 40  # pieces in time of a long trajectory that is split for itself
@@ -82,7 +82,7 @@ class Fields:
         """What the files do not say of boundary and shifts, by tests on the data."""
         facts = self.facts
         if "" in facts.boundary:
-            jumps = seam(self.files[0])
+            jumps = self.look.seams
             for axis, kind, jump in zip(facts.axes, facts.boundary, jumps, strict=True):
                 if not kind and jump == math.inf:
                     raise UsageError(f"{self.files[0].path}: both ends of {axis} are always equal; "
@@ -133,7 +133,10 @@ class Fields:
             if finite.min() < 1:
                 bad = int(np.argmin(finite))
                 raise UsageError(f"{file.path}: NaN or Inf in sample {rows[bad]}, "
-                                 f"{100 - 100 * finite[bad]:.3g} % of its values; {NAN}")
+                                 f"{100 - 100 * finite[bad]:.3g} % of its values; `python -m "
+                                 "ups.data validate` names all. Mend the file; where it is always "
+                                 "the same points fill them, and add a channel that marks them to "
+                                 "`inputs`.")
             out[chosen] = u
         return torch.from_numpy(out)
 

@@ -11,9 +11,6 @@ from ups.config import UsageError
 from ups.data.facts import Facts, check_facts
 from ups.data.stores import opened
 
-NAN = ("`python -m ups.data validate` names all. Mend the file; where it is always the same points "
-       "fill them, and add a channel that marks them to `inputs`.")
-
 
 @dataclass(frozen=True)
 class File:

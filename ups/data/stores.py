@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from ups.config import UsageError
-from ups.data.facts import READ, understand
+from ups.data.facts import READ, words
 
 HDF5 = (".h5", ".hdf5")
 SUFFIXES = (*HDF5, ".nc", ".nc4", ".mat", ".npy", ".npz", ".zarr")
@@ -74,12 +74,7 @@ class Variable:
 
 class _HDF5(h5py.File):
     def __init__(self, path):
-        try:
-            super().__init__(path)
-        except OSError as error:  # some file systems have no locks, and nothing is written
-            if "lock" not in str(error):
-                raise
-            super().__init__(path, locking=False)
+        super().__init__(path, locking=False)  # some file systems have none; nothing is written
 
     def __getitem__(self, name):
         item, folder = super().__getitem__(name), Path(self.filename).resolve().parent
@@ -173,9 +168,8 @@ def contents(f):
                 for dim in getattr(item, "dims", ())]
             names = getattr(getattr(item, "metadata", None), "dimension_names", None) or names
             names = attrs.get("dims", attrs.get("_ARRAY_DIMENSIONS", names if all(names) else ()))
-            said, _ = understand({"axes": names, "channels": attrs.get("channels", "")}, name)
-            axes = tuple(ROLES.get(word.lower(), word) for word in said["axes"])
+            axes = tuple(ROLES.get(word.lower(), word) for word in words(names))
             axes = axes if len(axes) == len(item.shape) else ()
-            variables.append(Variable(name, tuple(item.shape), kind, axes, said["channels"],
-                                      packing))
+            variables.append(Variable(name, tuple(item.shape), kind, axes,
+                                      words(attrs.get("channels", "")), packing))
     return variables, stored

@@ -14,7 +14,7 @@ import itertools
 import h5py
 import numpy as np
 
-from ups.data.facts import understand
+from ups.data.facts import words
 from ups.data.file import found
 from ups.data.stores import HDF5, Variable, opened
 
@@ -41,26 +41,26 @@ def open_well(path):
 def _open(path, split):
     channels, inputs, params = {}, {}, {}
     with opened(path) as f:
-        space = _names(f["dimensions"], "spatial_dims")
+        space = words(f["dimensions"].attrs["spatial_dims"])
         points = {axis: np.atleast_2d(f[f"dimensions/{axis}"][()])[0] for axis in space}
         points["time"] = f["dimensions/time"][()]
         sizes = {axis: values.shape[-1] for axis, values in points.items()}
         for rank in range(3):
-            for name in _names(f[f"t{rank}_fields"], "field_names"):
+            for name in words(f[f"t{rank}_fields"].attrs["field_names"]):
                 item = f[f"t{rank}_fields/{name}"]
                 named = [f"{name}_{''.join(axes)}" if axes else name
                          for axes in itertools.product(space, repeat=rank)]
                 place = channels if item.attrs["time_varying"] else inputs
                 place |= zip(named, _components(item, rank, space), strict=True)
-        for name in _names(f["scalars"], "field_names") if "scalars" in f else ():
+        for name in words(f["scalars"].attrs["field_names"]) if "scalars" in f else ():
             item = f[f"scalars/{name}"]
             if item.attrs.get("time_varying", False):
                 inputs[name], = _components(item, 0, ())
             else:
                 params[name] = item[()]
-        for name in _names(f, "simulation_parameters"):
+        for name in words(f.attrs.get("simulation_parameters", "")):
             params.setdefault(name, f.attrs[name])
-        facts = {"name": "_".join(str(f.attrs["dataset_name"]).split()),
+        facts = {"name": "_".join(words(f.attrs["dataset_name"])),
                  "boundary": tuple(_boundary(f, axis) for axis in space)}
         return found(path, sizes | {"sample": int(f.attrs["n_trajectories"])}, channels, inputs,
                      points, params, facts, split=split)
@@ -84,16 +84,11 @@ def _boundary(f, axis):
     kinds = set()
     for name in f.get("boundary_conditions", ()):
         one = f[f"boundary_conditions/{name}"]
-        dims = _names(one, "associated_dims")
+        dims = words(one.attrs["associated_dims"])
         if axis in dims:
-            kind = understand({"name": one.attrs["bc_type"]}, f.filename)[0]["name"].upper()
+            kind = " ".join(words(one.attrs["bc_type"])).upper()
             if kind == "PERIODIC" and len(dims) > 1:  # of another axis, or of both
                 mask = f[f"boundary_conditions/{name}/mask"][()]
                 kind = kind if mask.take(0, dims.index(axis)).all() else "OPEN"
             kinds.add(kind)
     return "periodic" if "PERIODIC" in kinds else "closed" if kinds else ""
-
-
-def _names(group, key):
-    """Words of an attribute, which may be text, a list, or an empty array of numbers."""
-    return understand({"channels": group.attrs.get(key, "")}, group.name)[0]["channels"]

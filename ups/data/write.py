@@ -29,8 +29,7 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     """Write trajectories and what is known of them; return the path.
 
     u: an array (N, T[, C], *grid), or an iterable of trajectories (T[, C], *grid). A trajectory may
-    also be {name: array}: channels (T, *grid), `inputs` (then their names) ([T,] *grid), numbers;
-    or a pair of an array and such a dictionary.
+    be a pair: its array, and {name: an input ([T,] *grid), or a number, which is a parameter}.
     t: times (T,), or say `dt`. params: {name: number or (N,)}. inputs: {name: ([N,] [T,] *grid)}.
     channels, axes (of space), boundary (of each) and any other fact: words, or as Facts has them.
     The points of an axis go by its name: `x=`. made: how, for JSON; `make` looks for it.
@@ -47,14 +46,8 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     rows = (_by_name(row, facts, path) for row in u)
     if (first := next(rows, None)) is None:
         raise UsageError(f"{path}: there is no trajectory to write.")
-    arrays = {name: value.shape for name, value in first.items()
-              if value.ndim and name not in facts.get("inputs", ())}
-    facts.setdefault("channels", tuple(arrays))
-    frames, *grid = next(iter(arrays.values()))
-    space = names if axes else names[:len(grid)]
-    if len(space) != len(grid):
-        raise UsageError(f"{path}: a trajectory has {len(grid)} axes of space, but the axes are "
-                         f"{' '.join(space)!r}; name each.")
+    frames, *grid = next(iter(first.values())).shape  # of a channel
+    space = names[:len(grid)]
     points["t"] = np.arange(frames) * facts.get("dt", 1.0) if t is None else t
     for axis, n, (low, high) in zip(("t", *space), (frames, *grid), (
             (0, 1), *facts.get("domain", [(0, 1)] * len(grid))), strict=True):
@@ -79,19 +72,18 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
                 dim.attach_scale(scales[axis])
             return one
 
-        stored = {}
-        for name, value in first.items():
-            time, shape = ("t",) * (value.ndim > len(grid)), value.shape
+        stored, shapes = {}, {name: value.shape for name, value in first.items()}
+        for name, shape in shapes.items():
+            time = ("t",) * (len(shape) > len(grid))
             frame = max(1, 2**18 // math.prod(shape[1:]))  # those that make a megabyte
             stored[name] = create(
-                name, ("sample", *time, *space)[:value.ndim + 1], (0, *shape),
+                name, ("sample", *time, *space)[:len(shape) + 1], (0, *shape),
                 maxshape=(None, *shape),
                 chunks=(1, min(shape[0], frame), *shape[1:]) if shape else (1024,))
         for row, one in enumerate(itertools.chain([first], rows)):
-            if (shapes := [(name, *value.shape) for name, value in one.items()]) != [
-                    (name, *value.shape) for name, value in first.items()]:
-                raise UsageError(f"{path}: trajectory {row} has shapes {shapes}, which are not "
-                                 "those of the first.")
+            if (other := {name: value.shape for name, value in one.items()}) != shapes:
+                raise UsageError(f"{path}: trajectory {row} has shapes {other}, the first has "
+                                 f"{shapes}.")
             for name, value in one.items():
                 stored[name].resize(row + 1, 0)
                 stored[name][row] = value
@@ -111,7 +103,7 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
                 raise UsageError(f"{path}: parameter {name} has shape {np.shape(value)} for "
                                  f"{row + 1} samples.")
             create(name, ("sample",), (row + 1,), data=np.broadcast_to(value, row + 1))
-        params = (*params, *(name for name, value in first.items() if not value.ndim))
+        params = (*params, *(name for name, shape in shapes.items() if not shape))
         facts = {"name": path.stem} | facts | {"params": params, "axes": None}
         f.attrs.update(attributes(facts))  # the variables name their axes
         if made:
@@ -120,10 +112,8 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
 
 
 def _by_name(row, facts, path):
-    """One trajectory as {name: array}."""
+    """One trajectory as {name: array}, channels first; adds to `facts` what they are called."""
     row, more = row if isinstance(row, tuple) else (row, {})
-    if isinstance(row, dict):
-        return {name: np.asarray(value) for name, value in row.items()}
     row, channels = np.asarray(row), facts.get("channels", ())
     if row.dtype.kind == "c":
         raise UsageError(f"{path}: the fields are complex; give their real and imaginary parts as "
@@ -137,12 +127,14 @@ def _by_name(row, facts, path):
                          "none; name the axes of space, such as axes='x y'.")
     if row.ndim == space + 1:
         row, channels = row[:, None], channels or ("u",)
-    channels = channels or tuple(f"u{c}" for c in range(row.shape[1]))
+    channels = facts["channels"] = channels or tuple(f"u{c}" for c in range(row.shape[1]))
     if len(channels) != row.shape[1]:
         raise UsageError(f"{path}: a trajectory of shape {row.shape}, (times, channels, space ..), "
                          f"has {row.shape[1]} channels, not {' '.join(channels)!r}.")
-    return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | {
-        name: np.asarray(value) for name, value in more.items()}
+    more = {name: np.asarray(value) for name, value in more.items()}
+    if given := [name for name, value in more.items() if value.ndim]:
+        facts["inputs"] = tuple(dict.fromkeys((*facts.get("inputs", ()), *given)))
+    return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | more
 
 
 def convert(src, dst, axes="", said=None, tasks=()):
@@ -172,13 +164,14 @@ def copy(file, path):
     """Write one file as own HDF5; return the path."""
     facts = file.facts
 
-    def rows():
+    def trajectories():
         for row in range(file.samples):
-            u, v = file.read([row])[0], file.read_inputs([row])[0]  # (T, C, *grid), (T or 1, E, ..)
-            yield dict(zip(facts.channels, u.swapaxes(0, 1), strict=True)) | dict(zip(
-                facts.inputs, v.swapaxes(0, 1) if facts.inputs_vary else v[0], strict=True))
+            given = file.read_inputs([row])[0].swapaxes(0, 1)  # (E, T or 1, *grid)
+            yield file.read([row])[0], {
+                name: value if facts.inputs_vary else value[0]
+                for name, value in zip(facts.inputs, given, strict=True)}
 
-    return write_fields(path, rows(), t=file.times, **facts.said(),
+    return write_fields(path, trajectories(), t=file.times, **facts.said(),
                         params=dict(zip(facts.params, file.params.T, strict=True)))
 
 
