@@ -17,7 +17,6 @@ from launching import ROOT
 from simulating import OPERATOR, add_generator, driven, two_tasks
 
 import evaluate
-import train_ensemble
 import train_operator
 from ups import Simulator
 from ups.config import UsageError
@@ -208,8 +207,6 @@ def test_a_history_tells_what_one_frame_does_not(tmp_path):
     assert sim.rollout(u[:, :2], 6, members=2).shape == (4, 2, 6, 1, 16)
     with pytest.raises(UsageError, match=r"takes \(batch, 2, 1, 16\): frames, channels u"):
         sim.rollout(u[:, 0], 2)
-    with pytest.raises(UsageError, match="sees 2 frames, and this stage needs --history 1"):
-        train_ensemble.main(["--run", str(tmp_path / "run")])
 
 
 def test_inputs_are_those_of_the_time_of_each_step(pushed):
