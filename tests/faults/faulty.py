@@ -10,7 +10,7 @@ Each scenario trains in RUN/NAME. Its keys say what goes wrong, at `step`, on `r
     worker    an exception in a loader's worker
     full      bytes that a file may have from `step` on, until `until`
     kill      a signal to this process: "SIGKILL", "SIGTERM"; `point` of a save instead of a step
-    sleep     never answer again: "light" until a signal, "deep" until SIGKILL
+    sleep     never answer again, until a signal
     hold      wait for a signal; a file `held` says that both ranks do
     restarts  so many times this launch kills a rank, one step later each time
     pace      seconds that every step takes longer
@@ -170,8 +170,7 @@ def turns(run, fault):
         if fault.due("kill") and "point" in spec:
             kill_in_save(spec["point"], getattr(signal, spec["kill"]))
         if fault.due("sleep"):
-            if spec["sleep"] == "light":
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(10_000)
         if fault.mine and step == spec.get("step") and "full" in spec:
             resource.setrlimit(resource.RLIMIT_FSIZE, (spec["full"], FULL_SIZE[1]))

@@ -1,43 +1,102 @@
 """Ranks that cannot agree any more: one sleeps for ever, or fails inside FSDP2's collectives."""
 
 import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import toy
-from watching import ending, one_order, play, ranks, saved
+from launching import SECONDS
+from watching import begin, ending, one_order, play, ranks, saved
 
-LIMIT = 6  # seconds: --timeout
+from ups.train.ranks import Agreement
 
-
-DEEP = pytest.param(0, "deep", "", marks=pytest.mark.soak)  # the launcher waits 30 s, then kills
-
-
-@pytest.mark.parametrize("rank, sleep, strategy", [(0, "light", ""), (1, "light", "_fsdp"), DEEP])
-def test_a_rank_that_stops_answering_is_named(tmp_path, rank, sleep, strategy):
-    spec = {"name": "run", "sleep": sleep, "rank": rank, "step": 5}
-    env = {"SHARDED": "1"} if strategy else {}
-    done = play(tmp_path, [spec], "--timeout", LIMIT, env=env, config=f"2gpu{strategy}.yaml")
-    assert done.returncode != 0
-    end = ending(tmp_path / "run")
-    assert end["status"] == "failed" and end["step"] == 5
-    assert end["reason"].startswith(f"rank {1 - rank}: "), end
-    assert f"rank {rank}" in end["reason"].lower().replace("ranks", "rank").split(": ", 1)[1]
-    line, = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert f"rank {rank}" in line.lower().replace("ranks", "rank")
-    assert line.endswith("; run the same command again.")
-    assert saved(tmp_path / "run") == [3]
-    assert one_order(tmp_path / "run", cut=True)
+SILENT = {
+    "ddp": {"sleep": True, "rank": 0, "step": 5},
+    "fsdp": {"sleep": True, "rank": 1, "step": 5},
+    "gone": {"kill": "SIGSTOP", "rank": 0, "step": 6, "point": "half"},
+}
 
 
-def test_a_rank_that_stands_still_while_it_saves_is_named(tmp_path):
-    spec = {"name": "run", "kill": "SIGSTOP", "rank": 0, "step": 6, "point": "half"}
-    done = play(tmp_path, [spec], "--timeout", LIMIT, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
-    assert done.returncode != 0 and done.seconds < 120
-    end = ending(tmp_path / "run")
-    assert (end["status"], end["step"]) == ("failed", 6) and saved(tmp_path / "run") == [3]
-    assert end["reason"] == ("rank 1: rank 0 does not answer after 10 s; run the same command "
-                             "again.")
-    assert f"error: {end['reason'].split(': ', 1)[1]}" in done.stderr.splitlines()
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory):
+    """All begin at once, for they mostly wait: {name: (folder, launch)}."""
+    folder, begun = tmp_path_factory.mktemp("silent"), {}
+    for name, spec in SILENT.items():
+        how = {"env": {"SHARDED": "1"}, "config": "2gpu_fsdp.yaml"} if name == "fsdp" else {}
+        launch = begin(folder / name, [{"name": "run", **spec}], "--timeout", 6, **how)
+        begun[name] = folder / name / "run", launch
+    yield begun
+    for _, launch in begun.values():
+        for pid in launch.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+def assert_named(folder, launch, step, rank):
+    named = f"rank {rank} does not answer after 10 s; run the same command again."
+    end = ending(folder)
+    assert (end["status"], end["step"]) == ("failed", step) and saved(folder) == [3]
+    assert end["reason"] == f"rank {1 - rank}: {named}"
+    assert launch.stderr.splitlines().count(f"error: {named}") == 1
+    assert one_order(folder, cut=True)
+
+
+def test_a_machine_that_is_gone_is_named(launches):
+    """Nothing on it answers: neither rank 0, which saves, nor the launcher, which has the store."""
+    folder, launch = launches["gone"]
+    first = int(launch.wait_for(folder / "pid0"))
+    limit = time.monotonic() + SECONDS
+    while Path(f"/proc/{first}/stat").read_text().split()[2] != "T":
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    os.kill(launch.pid, signal.SIGSTOP)
+    launch.wait_for(folder / "toy" / "exit.json")
+    os.kill(launch.pid, signal.SIGKILL)
+    launch.end(alone=False)
+    assert_named(folder, launch, 6, 0)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_rank_that_stops_answering_is_named(launches, name):
+    folder, launch = launches[name]
+    assert launch.end().returncode != 0
+    assert_named(folder, launch, 5, SILENT[name]["rank"])
+
+
+LONG = range(1, 2000)
+TIMES = {  # what goes on for so long: our waits, even while we do not wait, and what rank 0 says
+    "a validation of half an hour": ([(6, f"6 {t}") for t in LONG], False),
+    "we wait for a network that is slow": ([(7, f"7 {t}") for t in LONG], False),
+    "it has come, and works": ([(7, f"8 {t}") for t in LONG], False),
+    "it has ended": ([(7, "over")] * 2000, False),
+    "nothing is heard, but we train": ([(t, "5 5") for t in LONG], False),
+    "nothing is heard now and then": ([(7, f"7 {t // 15}") for t in LONG], False),
+    "it is slow in every step": ([(6 + t // 15, f"{5 + t // 15} {t}") for t in LONG], False),
+    "it stands still": ([(6, "6 5")] * 30, True),
+    "it never says a word": ([(0, "0")] * 30, True),
+    "it does not come": ([(7, f"6 {t}") for t in LONG], True),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_who_is_named_and_who_is_not(name):
+    """No second passes for who stands still himself, whatever the clock says afterwards."""
+    seconds, silent = TIMES[name]
+    alone = SimpleNamespace(process_index=0, num_processes=1, device=torch.device("cpu"))
+    agree, heard, told, script = Agreement(alone, 20), {0: b"0"}, [], iter(seconds)
+
+    def wait(seconds):
+        agree.waits, word = next(script, (0, None))
+        heard[0] = word and word.encode()
+        return word is None
+
+    agree.over = SimpleNamespace(wait=wait)
+    agree._count(heard, told.append)
+    assert told == ["rank 0 does not answer after 16 s; run the same command again."] * silent
 
 
 def test_out_of_memory_under_fsdp_fails_at_once_and_a_restart_takes_half(tmp_path):

@@ -6,7 +6,7 @@ catches locally, leaves the `except` block, and tells the others in a collective
 
 import contextlib
 import ctypes
-import math
+import itertools
 import os
 import secrets
 import select
@@ -34,6 +34,7 @@ from ups.memory import kernel_kills
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LEAST, OVER = 10, b"over"  # seconds of silence that always are borne; the word of who has ended
+GONE = "a rank is gone: its own message says why; run the same command again."
 MEMORY = "the kernel killed it because the machine ran out of memory"
 
 
@@ -109,11 +110,11 @@ class Deaths:
                     threading.Thread(target=self._watch, args=(rank, pid), daemon=True).start()
 
     def _watch(self, rank, pid):
-        handle, poll = os.pidfd_open(pid), select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll()
-        os.close(handle)
         try:
+            handle, poll = os.pidfd_open(pid), select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll()
+            os.close(handle)
             status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         except OSError:  # its launcher was quicker
             return
@@ -141,17 +142,15 @@ class Agreement:
 
     def __init__(self, accelerator, timeout):
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self.patience, self.codes = 0.8 * timeout, []
+        self.patience, self.codes = max(LEAST, 0.8 * timeout), []
         self.late = accelerator.device.type == "cuda" and self.world > 1
-        self.waits, self.since = 0, math.inf
-        self.over, self.beat = threading.Event(), None
+        self.waits = 0  # how often it has begun or ended to wait for the others: odd while it does
+        self.over, self.threads = threading.Event(), []
         places = everyone(accelerator, [*place(), secrets.token_hex(4)])
         self.deaths, self.token = Deaths([where for *where, _ in places]), places[0][-1]
         if self.late:
             self.copy = torch.empty(self.world, pin_memory=True)
             self.arrived = torch.cuda.Event()
-        elif self.world > 1:  # its threads end in time
-            self.group = dist.new_group(timeout=timedelta(seconds=timeout + LEAST))
 
     def share(self, buffer, code):
         """Sum `buffer` over the ranks; `read` gives the code of each."""
@@ -166,10 +165,10 @@ class Agreement:
             self.arrived.record()
             self.codes = None
             return
-        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        work = dist.all_reduce(buffer, async_op=True)
 
         def done():
-            with contextlib.suppress(RuntimeError):  # it takes longer, or is over
+            with contextlib.suppress(RuntimeError):  # it takes longer, or has failed
                 work.wait(timedelta(seconds=0.2))
             return work.is_completed()
 
@@ -177,8 +176,7 @@ class Agreement:
         try:
             work.wait()
         except RuntimeError as error:
-            fault = self.deaths.story() or "a rank is gone: its own message says why"
-            raise RunError(f"{fault}; run the same command again.") from error
+            raise RunError(GONE) from error
         self.codes = [int(code) for code in buffer[-self.world :].tolist()]
 
     def read(self):
@@ -194,76 +192,65 @@ class Agreement:
         with self.waiting():
             while not done():
                 if self.deaths.ended.is_set():
-                    raise RunError(f"{self.deaths.story()}; run the same command again.")
+                    raise RunError(GONE)
                 time.sleep(0 if time.monotonic() < began + 2e-3 else 1e-4)  # a GPU is about to be
 
     @contextlib.contextmanager
     def waiting(self):
         """Around what all ranks come to, each as often as the others."""
-        self.waits, self.since = self.waits + 1, time.monotonic()
+        self.waits += 1
         try:
             yield
         finally:
-            self.since = math.inf
+            self.waits += 1
 
     def listen(self, end):
-        """Until `close`, say every second that this process lives, and how often it has
-        waited for the others. `end(sentence)`, in another thread, names those that stand still, or
-        do not come where this one waits, for too long.
+        """Until `close`, tell the others every second that this process lives, and how far it is.
 
-        The first process hears all others, those hear the first. Time in which this process stood
-        still itself does not count.
+        `end(sentence)`, in another thread, names those that say nothing new, or have not come to
+        where this one waits, for too many seconds in which it took no step itself. The first
+        process hears all others, those hear the first.
         """
-        if self.world == 1:
-            return
-        store = dist.distributed_c10d._get_default_store().clone()
-        patience = max(LEAST, self.patience)
-        store.set_timeout(timedelta(seconds=patience))
+        if self.world > 1:
+            store = dist.distributed_c10d._get_default_store().clone()
+            ranks = range(1, self.world) if self.rank == 0 else range(1)
+            heard = dict.fromkeys(ranks, b"0")  # the last word of each
+            self.threads = [threading.Thread(target=self._talk, args=(store, heard), daemon=True),
+                            threading.Thread(target=self._count, args=(heard, end), daemon=True)]
+            for thread in self.threads:
+                thread.start()
+
+    def _talk(self, store, heard):
         keys = [f"{self.token} lives {rank}" for rank in range(self.world)]
-        ranks = range(1, self.world) if self.rank == 0 else (0,)
+        with contextlib.suppress(RuntimeError):  # the store has ended with its launcher
+            for second in itertools.count():
+                store.set(keys[self.rank], f"{self.waits} {second}")
+                heard.update(zip(heard, store.multi_get([keys[rank] for rank in heard]),
+                                 strict=True))
+                if self.over.wait(1):
+                    break
+            store.set(keys[self.rank], OVER)
 
-        def told(silent, seconds):
-            who = f"rank {', '.join(map(str, silent))}" if silent else "the network"
-            end(f"{who} does not answer after {seconds:.0f} s; run the same command again.")
-
-        def beat():
-            heard, last, awake = {}, time.monotonic(), 0
-            while not self.over.wait(1):
-                began, since, waits = time.monotonic(), self.since, self.waits
-                waited, everywhere = began - max(since, awake), []
-                try:
-                    store.set(keys[self.rank], f"{waits} {began}")
-                    values = store.multi_get([keys[rank] for rank in ranks])  # once they have begun
-                    if waited > self.patience:
-                        everywhere = store.multi_get(keys)
-                except RuntimeError:
-                    if time.monotonic() - began > 0.9 * patience:
-                        told([0] if self.rank else heard.keys() ^ {*ranks}, patience)
-                    return  # else the store ended with the launcher, which ends us too
-                now, still = time.monotonic(), began - last > LEAST
-                awake = now if still else awake
-                if everywhere and not still and since == self.since:
-                    told([rank for rank, value in enumerate(everywhere)
-                          if value != OVER and int(value.split()[0]) < waits], waited)
-                for rank, value in zip(ranks, values, strict=True):
-                    if still or rank not in heard or heard[rank][0] != value:
-                        heard[rank] = value, now
-                silent = [rank for rank, (value, since) in heard.items()
-                          if now - since > patience and value != OVER]
-                if silent:
-                    told(silent, patience)
-                last = now
-            with contextlib.suppress(RuntimeError):
-                store.set(keys[self.rank], OVER)
-
-        self.beat = threading.Thread(target=beat, daemon=True)
-        self.beat.start()
+    def _count(self, heard, end):
+        """Count seconds of silence, by no clock, for none passes while this process stands still;
+        and not where it talks, for a store whose machine is gone never answers."""
+        silence, words, waits = dict.fromkeys(heard, 0), heard, None
+        while not self.over.wait(1):
+            before, words, last, waits = words, dict(heard), waits, self.waits
+            for rank, word in words.items():
+                missing = word != OVER and (
+                    word == before[rank] or waits % 2 and int(word.split()[0]) < waits)
+                silence[rank] = silence[rank] + 1 if missing and waits == last else 0
+            if silent := [str(rank) for rank in heard if silence[rank] > self.patience]:
+                end(f"rank {', '.join(silent)} does not answer after {self.patience:.0f} s; run "
+                    "the same command again.")
+                return
 
     def close(self):
-        """Say no more. The thread holds the process group, which must not outlive the command."""
+        """Say no more. The threads hold the process group, which must not outlive the command."""
         self.over.set()
-        if self.beat:
-            self.beat.join(5)
+        for thread in self.threads:
+            thread.join(5)
 
 
 class MixedAccelerator(Accelerator):
