@@ -104,6 +104,8 @@ def test_a_flat_or_symmetric_field_has_no_side():
     assert mirror_doubt(of(u), 0, [])[0] == 1
     assert mirror_doubt(of(0 * u), None, ["u0"])[0] == 1
     assert shift_doubt(of(0 * u), 0)[0] == 1
+    assert mine(u[..., :1]).look.seen.size > 0  # an axis of one point
+    assert shift_doubt(of(u[..., :1]), 0)[0] == mirror_doubt(of(u[..., :1]), 0, [])[0] == 1
 
 
 def test_linear_maps_and_others():

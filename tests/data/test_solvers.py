@@ -70,7 +70,7 @@ def test_graph_replay_agrees_with_cpu(name):
 
 
 def test_percentiles_of_the_1d_initial_condition():
-    rms = burgers1d.initial(20000, 64, seeded(), F64).square().mean(-1).sqrt().flatten()
+    rms = burgers1d.initial(20000, 32, seeded(), F64).square().mean(-1).sqrt().flatten()
     found = torch.quantile(rms, torch.tensor([0.05, 0.5, 0.95], dtype=F64))
     assert (found - torch.tensor([0.25, 0.70, 1.31])).abs().max() < 0.02
 
@@ -109,7 +109,6 @@ def test_burgers_is_of_order_two(nu, t):
         exact = cole_hopf(n, t, nu)
         errors.append(((burgers1d.solve(u0, t, 2, nu=nu)[0, 1, 0] - exact).abs().mean()
                        / exact.abs().mean()).item())
-    print("burgers1d", nu, errors, orders(errors))
     assert min(orders(errors)) > 1.8 and errors[-1] < 1e-3
 
 
@@ -120,15 +119,6 @@ def test_burgers_conserves_and_dissipates():
     assert (mean - mean[:, :1]).abs().max() < 1e-13
     assert energy.diff(dim=1).max() < 1e-14
     assert variation.diff(dim=1).max() < 1e-10  # limited: no new oscillations at shocks
-
-
-def test_burgers_shock_moves_at_the_mean_of_its_states():
-    x = initial1d.centres(256)
-    u0 = ((x > 0.125) & (x < 0.3125)).to(F64)[None, None]  # rarefaction left, shock right
-    u = burgers1d.solve(u0, 0.3, 2, nu=1e-5)[0, 1, 0]
-    exact = torch.where(x < 0.3125 + 0.15, ((x - 0.125) / 0.3).clamp(0, 1), 0.0)
-    assert (u - exact).abs().mean() < 3.5e-3
-    assert u[x > 0.4375].mean() * 0.5625 == pytest.approx(0.4625 - 0.4375, abs=5e-4)
 
 
 # reacdiff1d
@@ -150,7 +140,6 @@ def test_reaction_diffusion_is_of_order_two_and_its_energy_decays():
     runs = {m: reacdiff1d.solve(u0, 0.1, m + 1, nu=0.5, rho=5.0)[0, :, 0]
             for m in (100, 200, 400, 3200)}  # one step per frame
     errors = [(runs[m][-1] - runs[3200][-1]).abs().max().item() for m in (100, 200, 400)]
-    print("reacdiff1d", errors, orders(errors))
     assert min(orders(errors)) > 1.95 and errors[0] < 1e-5
     u = runs[400]
     gradient = 32 * (u.roll(-1, -1) - u)
@@ -176,6 +165,8 @@ def test_darcy_solves_the_assembled_matrix():
                     matrix[i * n + j, k * n + m] -= weight
     exact = torch.linalg.solve(matrix, torch.full((n * n,), 3.0, dtype=F64))
     assert relative(darcy2d.solve(a, beta=3.0).flatten(), exact) < 1e-10
+    assert darcy2d.mean_bumps() == pytest.approx(
+        darcy2d.bumps(4000, 16, seeded()).mean().item(), rel=0.02)
 
 
 @pytest.mark.parametrize("n", [32, 128])
@@ -197,22 +188,6 @@ def test_darcy_slice_in_time():
     exact = sine @ (steady * -torch.expm1(-1.75 * eigenvalue)) @ sine
     u = darcy2d.solve(torch.full((1, 1, n, n), a, dtype=F64), target="slice")
     assert relative(u[0, 0], exact) < 2e-4
-
-
-def test_darcy_slice_differs_from_the_steady_field_as_published():
-    """Published: nRMSE 0.030 at beta = 1, and 0.014 for a field that does not know the start.
-
-    A coarse grid has larger values (u is zero half a cell outside), so the bounds are wide.
-    """
-    a = darcy2d.initial(40, 16, seeded(), F64)
-    steady = darcy2d.solve(a)
-    one, two = (darcy2d.solve(a, target="slice", generator=seeded(s)) for s in (1, 2))
-    gap, spread = ((other.flatten(1).norm(dim=1) / one.flatten(1).norm(dim=1)).mean().item()
-                   for other in (steady - one, (one - two) / math.sqrt(2)))
-    print("darcy2d slice", gap, spread)
-    assert 0.02 < gap < 0.06 and 0.01 < spread < 0.03
-    assert darcy2d.mean_bumps() == pytest.approx(
-        darcy2d.bumps(4000, 16, seeded()).mean().item(), rel=0.02)
 
 
 # diffreact2d
@@ -241,7 +216,6 @@ def test_diffusion_reaction_order_and_symmetry():
         fields[n] = diffreact2d.solve(u0[None], 1.0, 2)[:, 1]
     for n in (16, 32):
         errors.append(relative(fields[n], coarsen(fields[2 * n], 2)))
-    print("diffreact2d", errors, orders(errors))
     assert min(orders(errors)) > 1.9
     u0 = draw("diffreact2d", 2)
     u = short("diffreact2d", u0)
@@ -260,7 +234,6 @@ def test_shallow_water_is_of_order_two_where_smooth():
         fields[n] = swe2d.solve(h0[None, None], 0.5, 2)[:, 1]
     for n in (24, 48):
         errors.append((fields[n] - coarsen(fields[2 * n], 2)).abs().mean().item())
-    print("swe2d", errors, orders(errors))
     assert min(orders(errors)) > 1.85
 
 
@@ -277,7 +250,7 @@ def test_planar_dam_break_is_that_of_stoker():
     """Rarefaction, middle state and bore of h = 2 | 1 from the exact Riemann solution."""
     n, t = 128, 0.6
     x = swe2d.LENGTH * ((torch.arange(n, dtype=F64) + 0.5) / n - 0.5)
-    h0 = torch.where(x < 0, 2.0, 1.0).to(F64).repeat(1, 1, n, 1)
+    h0 = torch.where(x < 0, 2.0, 1.0).to(F64).repeat(1, 1, 4, 1)
     h = swe2d.solve(h0, t, 2)[0, 1, 0]
     low, high = 1.0, 2.0
     for _ in range(60):  # bisect: at the middle depth m, rarefaction and bore have one velocity
@@ -290,9 +263,7 @@ def test_planar_dam_break_is_that_of_stoker():
     exact = torch.where(x < (u - math.sqrt(m)) * t, fan, exact)
     exact = torch.where(x < -math.sqrt(2) * t, 2.0, exact)
     assert (h - h[0]).abs().max() < 1e-13
-    error = (h[0] - exact).abs().mean().item()
-    print("swe2d Stoker", error)
-    assert error < 6e-3
+    assert (h[0] - exact).abs().mean() < 6e-3
     assert h[0, int((0.5 + 0.1 * t) * n)].item() == pytest.approx(m, abs=2e-3)
 
 
@@ -344,7 +315,6 @@ def test_navier_stokes_converges_spectrally():
                           -torch.cos(x) * torch.cos(y) + torch.sin(x + 2 * y) / 2])
         fields[n] = ns2d.solve(u0[None], 0.5, 65, nu=0.1)[0, -1]  # the same dt on every grid
     coarse, fine = (relative(fields[n], fields[128][:, :: 128 // n, :: 128 // n]) for n in (32, 64))
-    print("ns2d", coarse, fine)
     assert fine < 1e-7 and coarse / fine > 1e3  # order above 10: no power of dx
 
 
@@ -352,5 +322,4 @@ def test_navier_stokes_steps_are_of_order_four():
     u0 = ns2d.initial(1, 32, seeded(), F64)
     runs = [ns2d.solve(u0, 1.0, m + 1, nu=0.02)[0, -1] for m in (64, 128, 512)]
     errors = [relative(u, runs[-1]) for u in runs[:-1]]
-    print("ns2d in time", errors, orders(errors))
     assert min(orders(errors)) > 3.8

@@ -74,6 +74,7 @@ def test_trajectories_one_after_another(tmp_path):
     ({"boundry": "x"}, "neither a fact nor a number; the nearest fact is boundary"),
     ({"params": {"nu": [1, 2]}}, "nu has shape (2,) for 3 samples"),
     ({"params": {"u": 1.0, "x": [1, 2, 3]}}, "names two things"),
+    ({"channels": ["wind x"]}, "'wind x' names two things, or has a blank in it"),
     ({"t": [0, 1, 2, 4, 8]}, "uneven, with steps from 1 to 4"),
     ({"dt": -1}, "dt = -1 is not understood"),
     ({"t": np.arange(T - 1)}, "t has 4 coordinates for 5 frames"),

@@ -9,7 +9,7 @@
 import argparse
 import shlex
 
-from ups.config import Parser, command
+from ups.config import Parser, UsageError, command
 
 MAKE = """Solve a PDE of PDEBench, or run a solver of your own, and write what it gives.
 
@@ -18,44 +18,43 @@ MAKE = """Solve a PDE of PDEBench, or run a solver of your own, and write what i
     python -m ups.data make ns2d --forcing stochastic --truth 512
     python -m ups.data make my_solver.py --samples 500 --out data/mine     docs/data.md
 
-Run it again and it skips the files that are complete. Samples x grid x frames of the presets, and
-the default parameters (small burgers1d and ns2d: nu = 0.01):
+Run it again and it skips the files that are complete. All else are settings of the solver:
+
+    --samples 500   trajectories            --chunk 50     samples solved at once
+    --grid 128      points per axis         --t_end 2      last time
+    --frames 41     stored times            --nu 0.1       a parameter; several values: a file each
+    --truth 512     of stochastic ns2d: continuations by the solver of 16 test states
+
+and the arguments of your own `solve` that have a default. Samples x grid x frames of the presets,
+and the default parameters (small burgers1d and ns2d: nu = 0.01):
 
 """
-SETTINGS = {"samples": "trajectories", "grid": "points per axis", "frames": "stored times",
-            "chunk": "samples solved at once", "seed": "of the initial conditions [0]",
-            "truth": "stochastic ns2d: continuations by the solver of 16 test states"}
 
 
 def parser():
     from ups.data.solvers import SOLVERS
 
-    presets, owners = "", {}
+    presets = ""
     for task, solver in SOLVERS.items():
         sizes = ", ".join(f"{name} {p['samples']} x {p['grid']} x {p.get('frames', 1)}"
                           for name, p in solver.PRESETS.items())
         params = " ".join(f"{key}={value:g}" for key, value in solver.PARAMS.items())
         presets += f"    {task:13s}{sizes}; {params or 'no parameters'}\n"
-        for name in solver.PARAMS:
-            owners.setdefault(name, []).append(task)
 
     top = Parser(prog="python -m ups.data", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", description=MAKE + presets, help="solve and write",
-                               argument_default=argparse.SUPPRESS)
+                               argument_default=argparse.SUPPRESS,
+                               usage="%(prog)s TASK [--flag value ..]")
     make.add_argument("task", help="one of those above, or a Python file")
     make.add_argument("--preset", help="small (default), medium or pdebench: the published size")
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
-    for name, text in SETTINGS.items():
-        make.add_argument(f"--{name}", type=int, help=text)
-    make.add_argument("--t_end", type=float, help="last time")
+    make.add_argument("--seed", type=int, help="of the initial conditions [0]")
     make.add_argument("--target", choices=("steady", "slice"),
                       help="darcy2d: the steady u, or the published one, at t = 1.75 of a march")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
                       help="ns2d: stochastic is white noise in time; --grid is then what is kept")
-    for name, tasks in owners.items():
-        make.add_argument(f"--{name}", type=float, nargs="+", help=f"of {', '.join(tasks)}")
 
     inspect = commands.add_parser("inspect", help="data in words", description="Say what data "
                                   "hold, whether they agree with what is said of them, what else "
@@ -78,12 +77,29 @@ def parser():
     return top
 
 
+def settings(words):
+    """`--nu 0.1 1 --grid 64` -> {"nu": ["0.1", "1"], "grid": ["64"]}."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            values = found[word[2:]] = []
+        elif found:
+            values.append(word)
+        else:
+            raise UsageError(f"{word!r} belongs to no flag. See --help.")
+    return found
+
+
 def main(argv=None):
-    args = parser().parse_args(argv)
+    args, rest = parser().parse_known_args(argv)
+    if rest and args.command != "make":
+        raise UsageError(f"unknown arguments: {' '.join(rest)}. See --help.")
     if args.command == "make":
         from ups.data.make import make
 
-        for path in make(**{key: value for key, value in vars(args).items() if key != "command"}):
+        flags = vars(args) | settings(rest)
+        del flags["command"]
+        for path in make(**flags):
             print(f"{path}: see python -m ups.data inspect {shlex.quote(str(path))}")
     elif args.command == "convert":
         from ups.data.find import read_facts

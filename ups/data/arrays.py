@@ -102,15 +102,17 @@ def _sort(path, f, variables, main, sizes, params):
         axis = next((axis for axis in (*sizes, "channel") for short in [
             "t" if axis == "time" else axis] if one.name in (axis, short, f"{short}-coordinate")
             and len(one.shape) <= 2 and not {*one.axes} & space - {axis}), None)  # else a field `t`
+        if not one.axes and one.shape in ((1, n := math.prod(one.shape)), (n, 1)):
+            one = replace(one, shape=(n,))  # a vector of MATLAB
         one = replace(one, axes=one.axes or _guess(one, main, sizes))
         if axis in sizes:
-            points[axis] = np.asarray(f[one.name])
+            points[axis] = np.reshape(f[one.name], one.shape)
         elif axis:  # names of the channels, which are facts
             continue
         elif one.kind not in "fiub":
             why = "it holds no real numbers"
         elif one.axes == ("sample",) or one.shape == (1,):
-            params.setdefault(one.name, f[one.name][:])
+            params.setdefault(one.name, np.ravel(f[one.name]))
         elif one.axes and all(n == sizes.get(axis, n * (axis == "channel"))
                               for n, axis in zip(one.shape, one.axes, strict=True)):
             fields.append(one)

@@ -125,6 +125,8 @@ def _seam(u):
 def shift_doubt(seen, axis):
     """(probability of chance, by which share averages vary along an axis, of which channel)."""
     p = seen.scaled(axis)
+    if p.shape[-1] == 1:
+        return 1.0, 0.0, seen.names[0]
     modes = np.fft.rfft(p, norm="forward")[..., 1:MODES + 1]
     x = modes.transpose(3, 0, 1, 2).reshape(modes.shape[-1], len(p), -1)  # (K, n, 3 C)
     moves = np.random.default_rng(0).integers(p.shape[-1], size=(COPIES + 1, len(p)))

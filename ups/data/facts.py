@@ -149,8 +149,8 @@ def understand(values, where, strict=False):
             except (TypeError, ValueError, KeyError):
                 raise UsageError(f"{where}: {key} = {value!r} is not understood; write for "
                                  f"example {key} = {example!r}.") from None
-        elif _numeric(value) and (strict or not isinstance(value, list)):
-            params[key] = np.asarray(value, np.float64)
+        elif type(value) in (int, float) or strict and _numbers(value) is not None:
+            params[key] = _numbers(value)
         elif strict:
             near = difflib.get_close_matches(key, READ, n=1, cutoff=0.0)[0]
             raise UsageError(f"{where}: {key} = {value!r} is neither a fact nor a number; the "
@@ -194,10 +194,12 @@ def _plain(value):
     return "" if isinstance(value, h5py.Empty) else value
 
 
-def _numeric(value):
-    """A number, or a list of numbers: one for each sample."""
-    values = value if isinstance(value, list) else [value]
-    return len(values) > 0 and all(type(one) in (int, float) for one in values)
+def _numbers(value):
+    """A number, or one for each sample, as an array; None of anything else."""
+    try:  # YAML takes 1e-3 for text, and True is 1
+        return None if np.asarray(value).dtype.kind == "b" else np.array(value, np.float64)
+    except (TypeError, ValueError):
+        return None
 
 
 def _mirrors(value):

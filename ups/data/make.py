@@ -30,7 +30,7 @@ from ups.data.stores import HDF5
 from ups.data.write import write_fields
 from ups.files import sha256
 
-LEAST = {"samples": 1, "grid": 16, "frames": 2, "chunk": 1}  # of others: above 0
+LEAST = {"samples": 1, "grid": 16, "frames": 2, "chunk": 1}
 
 
 def make(task, out="data", device=None, seed=0, **changes):
@@ -51,7 +51,8 @@ def make(task, out="data", device=None, seed=0, **changes):
         raise UsageError(f"there is no preset {preset}; there are {there}." if solver else
                          f"there is no solver for {task}; there are {there}, and any file.py "
                          "with one.")
-    settings, paths = _changed(task, solver.PARAMS | solver.PRESETS[preset], changes), []
+    settings, paths = solver.PARAMS | solver.PRESETS[preset], []
+    settings |= _changed(task, settings, changes, several=solver.PARAMS)
     facts = TASKS[task].facts.said() | (NS2D if task == "ns2d" else {})
     there = {path: settings_of(path) for path in sorted(out.glob("*.h*5"))}
     for values in itertools.product(*(np.atleast_1d(settings[key]) for key in solver.PARAMS)):
@@ -76,9 +77,8 @@ def _make_own(source, path, device, changes, seed):
     known, here = _load(source), re.search(r"^\s*(import|from)\s+torch\b", source.read_text(), re.M)
     settings = {name: one.default for name, one in inspect.signature(
         known["solve"]).parameters.items() if one.default is not one.empty}
-    changes = {key: one[0] if np.ndim(one) else one for key, one in changes.items()}
-    job = _changed(source, {"samples": 100, "chunk": 64 if here else 8} | settings, changes)
-    job |= {"seed": seed, "solver": sha256(source)}
+    job = {"samples": 100, "chunk": 64 if here else 8} | settings
+    job |= _changed(source, job, changes) | {"seed": seed, "solver": sha256(source)}
     solve = partial(_solve_own, source, job, {key: job[key] for key in settings},
                     device if here else None)
     parts = map(solve, _chunks(job)) if here else _in_processes(solve, _chunks(job))
@@ -95,16 +95,27 @@ def _make_stochastic(out, device, changes, seed):
     return [path, truth] if members else [path]
 
 
-def _changed(task, known, changes):
-    """The settings `known` with `changes`, which are settings too, and in their range."""
+def _changed(task, known, changes, several=()):
+    """`changes`, which are words or values, as the settings `known` are: of their type and range.
+
+    Those that are `several` are lists.
+    """
+    out = {}
     for key, value in changes.items():
         if key not in known:
             raise UsageError(f"{task} has no setting {key}; it has {', '.join(sorted(known))}.")
-        for one in np.atleast_1d(value).tolist() if key != "target" else ():
-            if not max(0, LEAST.get(key, 0)) <= one < math.inf or not one:
-                raise UsageError(f"--{key} {one:g} is out of range; it must be finite and "
-                                 f"{f'at least {LEAST[key]}' if key in LEAST else 'above 0'}.")
-    return known | changes
+        kind = {int: int, bool: int, str: str}.get(type(known[key]), float)
+        try:
+            values = [kind(one) for one in np.atleast_1d(value).tolist()]
+        except ValueError:
+            values = []
+        low = LEAST.get(key, -math.inf)
+        if kind is not str and not all(low <= one < math.inf for one in values) or not (
+                len(values) == 1 or values and key in several):
+            raise UsageError(f"--{key} {' '.join(map(str, np.atleast_1d(value)))}: give one "
+                             f"{kind.__name__}{f', at least {low}' if key in LEAST else ''}.")
+        out[key] = values if key in several else values[0]
+    return out
 
 
 def _complete(path, job):

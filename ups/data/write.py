@@ -18,7 +18,7 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.arrays import open_array
-from ups.data.facts import READ, attributes, read_yaml, understand
+from ups.data.facts import READ, attributes, read_yaml, understand, words
 from ups.data.find import find
 from ups.data.well import SPLITS
 from ups.files import flush, lock
@@ -64,9 +64,9 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
             one.make_scale(axis)
 
         def create(name, axes, shape, **options):
-            if name in f or name in READ:
-                raise UsageError(f"{path}: {name} names two things; rename the channel, input or "
-                                 "parameter.")
+            if name in f or name in READ or words(name) != (name,):
+                raise UsageError(f"{path}: {name!r} names two things, or has a blank in it; rename "
+                                 "the channel, input or parameter.")
             one = f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
             for dim, axis in zip(one.dims, axes, strict=True):
                 dim.attach_scale(scales[axis])
