@@ -2,6 +2,7 @@
 
     cache/TASK-SPLIT-KEY/shard-00000.safetensors    "z" (n, T, N, D), "inputs" (n, T or 1, N, E)
                                                     where data have such; the header has KEY/0
+                                                    and "z_error" (n,), one per trajectory
                          manifest.json              written last: without it there is no cache
     cache/TASK-SPLIT-KEY.lock                       empty; locked by a launch while it builds
 
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ups.config import UsageError
@@ -78,7 +79,10 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
 
 
 def _build(accelerator, codec, fields, indices, folder, identity, key):
-    """Write this rank's shards, every one of them whole; the main process adds the manifest."""
+    """Write this rank's shards, every one of them whole; the main process adds the manifest.
+
+    A build that was stopped goes on: a shard that bears the key is there already.
+    """
     facts = fields.facts
     shape = (len(indices), facts.frames, math.prod(codec.tokens), codec.width)
     dtype = DTYPES[identity["dtype"]]
@@ -88,13 +92,19 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
 
     def clear():
         if accelerator.is_main_process:
-            remove(folder)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            for partial in folder.glob("*.partial"):
+                partial.unlink()
 
     def write():
         codec.to(accelerator.device).eval()
         written = []
         for shard, part in mine:
+            path, mark = folder / _name(shard), f"{key}/{shard}"
+            if (error := _error_in(path, mark, len(part))) is not None:
+                about = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                written.append((shard, about, error.tolist()))
+                continue
             z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
                                accelerator.device)
             if not (finite := z.isfinite().flatten(1).all(1)).all():
@@ -102,13 +112,13 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
                                  f"finite latents in {identity['dtype']}; --codec.dtype float32 "
                                  "has the widest range, and `python -m ups.data validate` finds "
                                  "NaN.")
-            tensors = {"z": z}
+            tensors = {"z": z, "z_error": error}
             if facts.inputs:  # exact, whatever the dtype of the latents
                 given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
                          for v in fields.stream(part, inputs=True)]
                 tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
-            data = save(tensors, {"key": f"{key}/{shard}"})  # two entries would come in any order
-            _write(folder / _name(shard), data)
+            data = save(tensors, {"key": mark})  # two entries would come in any order
+            _write(path, data)
             about = {"bytes": len(data), "sha256": _sha256(data)}
             written.append((shard, about, error.tolist()))
         return written
@@ -126,6 +136,16 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
     together(accelerator, clear)
     parts = everyone(accelerator, together(accelerator, write))
     together(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
+
+
+def _error_in(path, mark, count):
+    """The codec's error of each trajectory in a shard of an earlier build; None: it has no such."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            error = file.get_tensor("z_error")
+            return error if file.metadata()["key"] == mark and len(error) == count else None
+    except (OSError, SafetensorError, TypeError, KeyError):
+        return None
 
 
 @torch.no_grad()
