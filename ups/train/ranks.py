@@ -34,6 +34,7 @@ from ups.memory import kernel_kills
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LEAST, OVER = 10, b"over"  # seconds of silence that always are borne; the word of who has ended
+PREPARE = 6 * 3600  # seconds for which the others wait while one process reads large data
 GONE = "a rank is gone: its own message says why; run the same command again."
 MEMORY = "the kernel killed it because the machine ran out of memory"
 
@@ -298,7 +299,7 @@ def make_accelerator(timeout=900):
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timedelta(seconds=max(1800, 2 * timeout))),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=max(PREPARE, 2 * timeout))),
         ],
     )
     if accelerator.mixed_precision not in ("no", "bf16"):
