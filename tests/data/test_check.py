@@ -39,7 +39,7 @@ def mine(u, a=None, **facts):
 
 
 def of(u):
-    return Averages(tuple(f"u{c}" for c in range(u.shape[2])), u)
+    return Averages(tuple(f"u{c}" for c in range(u.shape[2])), "x", u)
 
 
 def refused(words, *data, **facts):
@@ -50,13 +50,13 @@ def refused(words, *data, **facts):
 
 def test_homogeneous_fields_may_be_shifted_and_a_mean_profile_is_found():
     """At most 2 % of homogeneous fields are refused; ten percent of their spread are found."""
-    refusals = [shift_doubt(of(waves(16, seed)), 0)[0] <= check.UNLIKELY for seed in range(5)]
+    refusals = [shift_doubt(of(waves(16, seed)), "x")[0] <= check.UNLIKELY for seed in range(5)]
     assert sum(refusals) <= 1  # 0.1 expected
     u, profile = waves(64), 0.2 * np.sin(8 * np.pi * X)
-    assert shift_doubt(of(u), 0)[0] > 0.01
-    chance, share, _ = shift_doubt(of(u + profile), 0)
+    assert shift_doubt(of(u), "x")[0] > 0.01
+    chance, share, _ = shift_doubt(of(u + profile), "x")
     assert chance == 1 / (COPIES + 1) and 0.12 < share < 0.28
-    assert shift_doubt(of(u * (1 + profile)), 0)[0] < 0.01  # the variance alone
+    assert shift_doubt(of(u * (1 + profile)), "x")[0] < 0.01  # the variance alone
 
 
 def test_a_profile_along_one_axis_does_not_keep_the_other_from_shifts():
@@ -72,7 +72,8 @@ def test_a_profile_along_one_axis_does_not_keep_the_other_from_shifts():
 
 
 @pytest.mark.parametrize("axis, odd, speed, possible", [
-    (0, [], 1.0, False), (0, ["u0"], 1.0, False), (None, ["u0"], 1.0, True), (0, [], 0.0, True)])
+    ("x", [], 1.0, False), ("x", ["u0"], 1.0, False), ("", ["u0"], 1.0, True),
+    ("x", [], 0.0, True)])
 def test_mirrors_of_moving_waves(axis, odd, speed, possible):
     """Gaussian waves that move to the right are, mirrored, waves that move to the left."""
     chance, share, channel = mirror_doubt(of(waves(40, speed=speed)), axis, odd)
@@ -85,10 +86,10 @@ def test_coupled_channels_must_change_sign_together():
     u = waves(40, speed=0.0, channels=2)
     u[:, :, 1] += np.gradient(u[:, :, 0], axis=-1) * 3  # odd in x
     seen = of(u)
-    assert mirror_doubt(seen, 0, ["u1"])[0] > 0.02
-    assert mirror_doubt(seen, None, ["u0", "u1"])[0] > 0.02
+    assert mirror_doubt(seen, "x", ["u1"])[0] > 0.02
+    assert mirror_doubt(seen, "", ["u0", "u1"])[0] > 0.02
     for odd in ([], ["u0", "u1"]):
-        assert mirror_doubt(seen, 0, odd)[0] == 1 / (COPIES + 1)
+        assert mirror_doubt(seen, "x", odd)[0] == 1 / (COPIES + 1)
 
 
 def test_speed_that_depends_on_the_place_is_seen_in_the_changes():
@@ -96,16 +97,16 @@ def test_speed_that_depends_on_the_place_is_seen_in_the_changes():
     phase = np.random.default_rng(0).uniform(0, 2 * np.pi, (32, 1, 1, 1))
     time = np.arange(6)[:, None, None] * (1 + 0.5 * np.sin(2 * np.pi * X))
     u = np.sin(2 * np.pi * 3 * X + phase - 0.3 * time)
-    assert shift_doubt(of(u), 0)[0] == 1 / (COPIES + 1)
+    assert shift_doubt(of(u), "x")[0] == 1 / (COPIES + 1)
 
 
 def test_a_flat_or_symmetric_field_has_no_side():
     u = np.tile(np.cos(2 * np.pi * (X + 1 / 128)), (10, 3, 1, 1))
-    assert mirror_doubt(of(u), 0, [])[0] == 1
-    assert mirror_doubt(of(0 * u), None, ["u0"])[0] == 1
-    assert shift_doubt(of(0 * u), 0)[0] == 1
+    assert mirror_doubt(of(u), "x", [])[0] == 1
+    assert mirror_doubt(of(0 * u), "", ["u0"])[0] == 1
+    assert shift_doubt(of(0 * u), "x")[0] == 1
     assert mine(u[..., :1]).look.seen.size > 0  # an axis of one point
-    assert shift_doubt(of(u[..., :1]), 0)[0] == mirror_doubt(of(u[..., :1]), 0, [])[0] == 1
+    assert shift_doubt(of(u[..., :1]), "x")[0] == mirror_doubt(of(u[..., :1]), "x", [])[0] == 1
 
 
 def test_linear_maps_and_others():

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.config import UsageError
-from ups.data.facts import read_yaml, understand
+from ups.data.facts import beside, understand
 from ups.data.file import File, agree, found, natural
 from ups.data.stores import SHORT, SUFFIXES, Unrecognised, contents, opened
 from ups.data.well import SPLITS
@@ -32,13 +32,12 @@ def open_array(path, axes="", said=None):
     `said` are facts, which win over a YAML beside the file, which wins over the file's own.
     """
     path, said = Path(path), said or {}
-    beside = path.with_suffix(".yaml")
-    yaml = read_yaml(beside, beside) if beside.is_file() else {}
+    yaml = beside(path.with_suffix(".yaml"))
     with opened(path) as f:
         variables, stored = contents(f)
         stored = {key: value for key, value in stored.items() if key not in yaml | said}
         facts, params = understand(stored, path)
-        for where, more in ((beside, yaml), ("--facts", said)):
+        for where, more in ((path.with_suffix(".yaml"), yaml), ("--facts", said)):
             more, numbers = understand(more, where, strict=True)
             facts, params = facts | more, params | numbers
         words = axes.split() or facts.get("axes", ())
@@ -171,9 +170,7 @@ def _channels(path, fields, sizes, facts, warnings):
 
 def open_folder(path, axes="", said=None):
     """The files of a folder [File, ..]: those of its splits, or one of single trajectories."""
-    beside = path.with_name(f"{path.name}.yaml")
-    said = {"name": path.name} | (read_yaml(beside, beside) if beside.is_file() else {}) | (
-        said or {})
+    said = {"name": path.name} | beside(path.with_name(f"{path.name}.yaml")) | (said or {})
     if splits := [folder for folder in SPLITS if (path / folder).is_dir()]:
         return [replace(file, split=SPLITS[folder]) for folder in splits
                 for file in open_folder(path / folder, axes, said)]

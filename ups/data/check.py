@@ -45,11 +45,13 @@ class Look:
         step = max(1, (facts.frames - 1) // (count - 1))
         self.frames = slice(1, None) if facts.steady else slice(None, None, step)
 
-        self.seen = Averages(facts.channels, (self.read([row])[0] for row in self.rows))
+        self.seen = Averages(facts.channels, facts.axes,
+                             (self.read([row])[0] for row in self.rows))
         self.given = facts.inputs and Averages(
-            facts.inputs, (fields.inputs([row], self.frames)[0] for row in self.rows))
+            facts.inputs, facts.axes, (fields.inputs([row], self.frames)[0] for row in self.rows))
         # of each axis, the upper quartile: a few trajectories have a shock there
-        self.seams = np.quantile(self.seen.seams, 0.75, axis=1, method="higher").tolist()
+        self.seams = [np.quantile(self.seen.seams[axis], 0.75, method="higher").item()
+                      for axis in facts.axes]
 
     def read(self, rows):
         """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
@@ -64,10 +66,11 @@ class Averages:
     two channels, and v^3, v_x^3, v v_t v_x and v^2 v_t of one; and the seam (n,).
     """
 
-    def __init__(self, names, trajectories):
+    def __init__(self, names, axes, trajectories):
         parts = map(np.stack, zip(*map(_averages, trajectories), strict=True))
         self.names, (self.mean, self.deviation, self.low, self.high, *rest) = names, parts
-        self.profiles, self.products, self.seams = rest[::3], rest[1::3], rest[2::3]
+        self.profiles, self.products, self.seams = (
+            dict(zip(axes, rest[k::3], strict=True)) for k in range(3))
         self.size = np.sqrt(np.square(self.deviation).mean(0)) + 1e-30  # (C,)
 
     def drift(self):
@@ -138,11 +141,11 @@ def shift_doubt(seen, axis):
 
 
 def mirror_doubt(seen, axis, odd):
-    """The same of a mirror image of an axis (None: of none) in which channels `odd` change sign.
+    """The same of a mirror image of an axis ("": of none) in which channels `odd` change sign.
 
     Of what it turns round, either sign must be as frequent.
     """
-    a, turn = axis or 0, 1 if axis is None else -1
+    a, turn = axis or next(iter(seen.profiles)), -1 if axis else 1
     sign = np.array([-1.0 if name in odd else 1.0 for name in seen.names])
     p, turned = seen.scaled(a), np.array([1, turn, turn, 1])[:, None, None]
     change = p - np.stack([sign, sign**2, sign**2])[..., None] * p[..., ::turn]
@@ -204,11 +207,9 @@ def contradictions(fields):
         elif circle and jump > 1.5 * SEAM:
             yield (f"Axis {axis} is said to be periodic, but the jump across its ends is "
                    f"{jump:.2g} times those inside.")
-    place = {axis: k for k, axis in enumerate(facts.axes)} | {"": None}
-    moves = [(f"A shift along {axis}", partial(shift_doubt, axis=place[axis]))
-             for axis in facts.shifts or ()]
-    moves += [(f"The {_mirror(*one)}", partial(mirror_doubt, axis=place[one[0]], odd=one[1]))
-              for one in facts.mirrors]
+    moves = [(f"A shift along {axis}", partial(shift_doubt, axis=axis)) for axis in facts.shifts]
+    moves += [(f"The {_mirror(axis, odd)}", partial(mirror_doubt, axis=axis, odd=odd))
+              for axis, odd in facts.mirrors]
     for move, doubt in moves:
         chance, share, name = doubt(look.seen)
         if chance <= REFUSED and share > 0.05 and not (
@@ -234,9 +235,8 @@ def proposals(fields):
         return
     signs = [odd for n in range(3) for odd in itertools.combinations(facts.channels, n)]
     for axis in sorted({*facts.axes, ""} - {axis for axis, _ in facts.mirrors}):
-        place = facts.axes.index(axis) if axis else None
         for odd in signs:
-            chance, share, _ = mirror_doubt(seen, place, odd)
+            chance, share, _ = mirror_doubt(seen, axis, odd)
             if chance > 0.1 and share:
                 yield f"{_mirror(axis, odd)} is not contradicted: add it to mirrors?"
                 break
@@ -258,7 +258,7 @@ def shiftable(fields, axes):
     """
     look = fields.look
     return tuple(axis for axis in axes if len(look.rows) >= LEAST and
-                 shift_doubt(look.seen, fields.facts.axes.index(axis))[0] > UNLIKELY)
+                 shift_doubt(look.seen, axis)[0] > UNLIKELY)
 
 
 def _mirror(axis, odd):

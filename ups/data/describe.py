@@ -86,11 +86,11 @@ def validate(source):
                 sets[name] += files
         except UsageError as error:
             faults.append(str(error))
-    for name, files in sets.items():
+    for files in sets.values():
         wrong = [f"{file.path}: {fault}" for file in files for fault in _read_all(file)]
         try:
             wrong = wrong or [f"{files[0].path}: {sentence}"
-                              for sentence in contradictions(fields_of(name, files))]
+                              for sentence in contradictions(fields_of(files))]
         except UsageError as error:
             wrong = [str(error)]
         faults += wrong

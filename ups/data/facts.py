@@ -122,8 +122,6 @@ def check_facts(facts, where):
         for word in {*(words or ())} - {*known}:
             raise UsageError(f"{where}: {fact} names {word!r}; it may name "
                              f"{', '.join(sorted(filter(None, known))) or 'nothing here'}.")
-    if not facts.channels or len({*names}) < len(names):
-        raise UsageError(f"{where}: channels {' '.join(names)!r}: at least one, and none twice.")
     for fact, values in (("boundary", facts.boundary), ("domain", facts.domain)):
         if len(values) != len(facts.axes):
             raise UsageError(f"{where}: {fact} is {values}; say it for each of the axes "
@@ -181,6 +179,11 @@ def words(value):
     """A list of words: text with blanks between them, or what a file makes of a list."""
     value = _plain(value)
     return tuple(value.split() if isinstance(value, str) else map(str, value))
+
+
+def beside(path):
+    """What a YAML file beside the data says, if there is one."""
+    return read_yaml(path, path) if path.is_file() else {}
 
 
 def _plain(value):

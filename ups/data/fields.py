@@ -133,10 +133,9 @@ class Fields:
             if finite.min() < 1:
                 bad = int(np.argmin(finite))
                 raise UsageError(f"{file.path}: NaN or Inf in sample {rows[bad]}, "
-                                 f"{100 - 100 * finite[bad]:.3g} % of its values; `python -m "
-                                 "ups.data validate` names all. Mend the file; where it is always "
-                                 "the same points fill them, and add a channel that marks them to "
-                                 "`inputs`.")
+                                 f"{100 - 100 * finite[bad]:.3g} % of its values; leave it out, or "
+                                 "fill them and add a channel that marks them to `inputs` (`python "
+                                 "-m ups.data validate` names all).")
             out[chosen] = u
         return torch.from_numpy(out)
 
@@ -154,11 +153,9 @@ class Fields:
     def params(self, indices):
         """Float64 (n, P): raw parameter values in the order of `facts.params`."""
         indices = np.asarray(indices, dtype=np.int64)
-        rows = np.zeros((len(indices), self.files[0].params.shape[1]))
-        for k in np.unique(self.owner[indices]):
-            chosen = self.owner[indices] == k
-            rows[chosen] = self.files[k].params[self.row[indices[chosen]]]
-        return torch.from_numpy(rows)
+        first = np.cumsum([0, *(file.samples for file in self.files)])
+        values = np.concatenate([file.params for file in self.files])
+        return torch.from_numpy(values[first[self.owner[indices]] + self.row[indices]])
 
     def split(self, name):
         """Int64 indices of the trajectories of a split, in ascending order of samples."""

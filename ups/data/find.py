@@ -34,20 +34,21 @@ def open_data(cfg, make=True):
     """The data sets that a configuration names, in order, as `Fields`."""
     strides = {"stride_x": getattr(cfg, "stride_x", 1), "stride_t": getattr(cfg, "stride_t", 1)}
     found = find(cfg.data, cfg.tasks, cfg.axes, read_facts(cfg.facts), make)
-    return [fields_of(name, files, **strides) for name, files in found.items()]
+    return [fields_of(files, **strides) for files in found.values()]
 
 
 def open_fields(task, root="data", stride_x=1, stride_t=1):
     """One data set by name in a folder or file."""
-    (name, files), = find((root,), (task,)).items()
-    return fields_of(name, files, stride_x=stride_x, stride_t=stride_t)
+    files, = find((root,), (task,)).values()
+    return fields_of(files, stride_x=stride_x, stride_t=stride_t)
 
 
-def fields_of(name, files, **strides):
+def fields_of(files, **strides):
     """Files as `Fields`; says aloud what the readers decided, and where scores will scatter."""
     for sentence in dict.fromkeys(f"{file.path}: {one}" for file in files for one in file.warnings):
         print(sentence, file=sys.stderr)
     fields = Fields(files, **strides)
+    name = fields.facts.name
     if fields.in_time:
         print(f"{name}: too few trajectories to split, so each is split in time: the first part "
               "trains, the last tests, with gaps between them.", file=sys.stderr)

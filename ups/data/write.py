@@ -18,7 +18,7 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.arrays import open_array
-from ups.data.facts import READ, attributes, read_yaml, understand, words
+from ups.data.facts import READ, attributes, beside, understand, words
 from ups.data.find import find
 from ups.data.well import SPLITS
 from ups.files import flush, lock
@@ -144,8 +144,7 @@ def convert(src, dst, axes="", said=None, tasks=()):
     """
     src, dst = Path(src), Path(dst)
     if zipfile.is_zipfile(src) and any(one.compress_type for one in zipfile.ZipFile(src).filelist):
-        beside = src.with_suffix(".yaml")
-        said = (read_yaml(beside, beside) if beside.is_file() else {}) | (said or {})
+        said = beside(src.with_suffix(".yaml")) | (said or {})
         dst.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=dst.parent) as place:
             np.savez(Path(place) / src.name, **np.load(src))
