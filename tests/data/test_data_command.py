@@ -146,9 +146,9 @@ import numpy as np
 {torch}
 FACTS = dict(channels="u", boundary="periodic", dt=0.1, conserved="u", domain="0 2")
 
-def solve(generator, n):
+def solve(generator, n, waves=1, lag=0.0):
     phase = {draw}
-    u = np.sin(np.pi * (np.arange(16) / 8 + phase + np.arange(5)[:, None]))
+    u = np.sin(np.pi * (waves * np.arange(16) / 8 + phase + np.arange(5)[:, None] - lag))
     return u, {{"p": phase[:, 0, 0]}}
 """
 
@@ -162,32 +162,32 @@ def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
     read = []
     for samples in (20, 9):  # another number of chunks and processes
         main(["make", str(solver), "--samples", str(samples), "--out", str(tmp_path / f"{samples}"),
-              "--chunk", "8"])
+              "--chunk", "8", "--lag", "-0.5"])
         (file,), = find((tmp_path / f"{samples}",)).values()
         assert (file.samples, file.facts.frames, file.facts.params) == (samples, 5, ("p",))
         assert (file.facts.name, file.facts.conserved, file.facts.dt) == ("waves", ("u",), 0.1)
         read.append(file.read(range(9)))
-        np.testing.assert_allclose(read[-1][:, 0, 0, 0], np.sin(np.pi * file.params[:9, 0]),
+        np.testing.assert_allclose(read[-1][:, 0, 0, 0], np.cos(np.pi * file.params[:9, 0]),
                                    rtol=1e-5)
     np.testing.assert_array_equal(*read)
     assert len(np.unique(read[0][:, 0, 0, 0])) == 9
     capsys.readouterr()
-    main(["make", str(solver), "--samples", "9", "--out", str(tmp_path / "9"), "--chunk", "8"])
+    again = ["make", solver, "--samples", 9, "--out", tmp_path / "9", "--chunk", 8, "--lag", -0.5]
+    main([str(word) for word in again])
     assert "is complete" in capsys.readouterr().out
-    for text, words in ((OWN.replace("(np.arange(16)", "n * (n / 0 + np.arange(16)"), "division"),
-                        (OWN.replace("np.sin(", "np.nan * ("), "is not finite"),
-                        (OWN.replace("def solve", "def run"), "has no function solve"),
-                        (OWN.replace("np.arange(5)[:", "np.arange(n)[:"), "is there with other"),
-                        ("FACTS", "name 'FACTS' is not defined")):
-        solver.write_text(text.format(torch=torch, draw=draw))
+    for old, new, words in (("(waves *", "n * (n / 0 + waves *", "division"),
+                            ("np.sin(", "np.nan * (", "is not finite"),
+                            ("def solve", "def run", "has no function solve"),
+                            ("np.arange(5)[:", "np.arange(n)[:", "is there with other")):
+        solver.write_text(OWN.replace(old, new).format(torch=torch, draw=draw))
         making._load.cache_clear()
-        out = tmp_path / ("9" if "other" in words else "new")
         with pytest.raises(Exception, match=words):
-            main(["make", str(solver), "--samples", "9", "--out", str(out), "--chunk", "8"])
+            main([str(word) for word in again[:5]] + [
+                str(tmp_path / ("9" if "other" in words else "new"))])
     assert not list(tmp_path.rglob("new/*"))
     solver.write_text(OWN.format(torch=torch, draw=draw))
     making._load.cache_clear()
-    refused(["make", solver, "--grid", 16], "has no setting grid; it has chunk, samples")
+    refused(["make", solver, "--grid", 16], "has no setting grid; it has chunk, lag, samples")
     refused(["make", solver, "--preset", "small"], "has no setting preset")
     refused(["make", tmp_path / "none.py"], "there is no file .*none.py")
 
@@ -199,11 +199,12 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
     refused(["make", "burgers1d", "--beta", 1, *out], "setting beta; it has chunk, frames")
     for flags, words in (
             ("--nuu 1", "burgers1d has no setting nuu; it has chunk, frames"),
-            ("--frames 1", "--frames 1: give one int, at least 2"), ("--chunk 0", "at least 1"),
-            ("--grid 15", "at least 16"), ("--grid 16.5", "--grid 16.5: give one int"),
-            ("--grid 16 32", "--grid 16 32: give one"), ("--nu", "--nu : give one float"),
-            ("--nu 1 inf", "--nu 1 inf: give one float"), ("--nu low", "--nu low: give one"),
-            ("--t_end 0", "uneven"), ("--nu -9", "is not finite"), ("a b", "'a' belongs to no f")):
+            ("--frames 1", "--frames 1 is out of range; .* at least 2"),
+            ("--chunk 0", "at least 1"), ("--grid 15", "at least 16"),
+            ("--grid 16.5", "--grid: invalid int value: '16.5'"), ("--grid 16 32", "setting 32"),
+            ("--nu", "expected at least one"), ("--nu 1 inf", "out of range; it must be finite"),
+            ("--nu low", "invalid float value: 'low'"), ("--t_end 0", "uneven"),
+            ("--nu -9", "is not finite"), ("a b", "has no setting a")):
         refused(["make", "burgers1d", *flags.split(), *out], words)
     (tmp_path / "text").write_text("")
     for name in ("text", "text/data"):

@@ -23,7 +23,6 @@ Run it again and it skips the files that are complete. All else are settings of 
     --samples 500   trajectories            --chunk 50     samples solved at once
     --grid 128      points per axis         --t_end 2      last time
     --frames 41     stored times            --nu 0.1       a parameter; several values: a file each
-    --truth 512     of stochastic ns2d: continuations by the solver of 16 test states
 
 and the arguments of your own `solve` that have a default. Samples x grid x frames of the presets,
 and the default parameters (small burgers1d and ns2d: nu = 0.01):
@@ -51,6 +50,8 @@ def parser():
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
     make.add_argument("--seed", type=int, help="of the initial conditions [0]")
+    make.add_argument("--truth", type=int, help="stochastic ns2d: continuations by the solver of "
+                      "16 test states")
     make.add_argument("--target", choices=("steady", "slice"),
                       help="darcy2d: the steady u, or the published one, at t = 1.75 of a march")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
@@ -77,19 +78,6 @@ def parser():
     return top
 
 
-def settings(words):
-    """`--nu 0.1 1 --grid 64` -> {"nu": ["0.1", "1"], "grid": ["64"]}."""
-    found = {}
-    for word in words:
-        if word.startswith("--"):
-            values = found[word[2:]] = []
-        elif found:
-            values.append(word)
-        else:
-            raise UsageError(f"{word!r} belongs to no flag. See --help.")
-    return found
-
-
 def main(argv=None):
     args, rest = parser().parse_known_args(argv)
     if rest and args.command != "make":
@@ -97,9 +85,8 @@ def main(argv=None):
     if args.command == "make":
         from ups.data.make import make
 
-        flags = vars(args) | settings(rest)
-        del flags["command"]
-        for path in make(**flags):
+        flags = {key: value for key, value in vars(args).items() if key != "command"}
+        for path in make(words=rest, **flags):
             print(f"{path}: see python -m ups.data inspect {shlex.quote(str(path))}")
     elif args.command == "convert":
         from ups.data.find import read_facts
