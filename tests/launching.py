@@ -21,8 +21,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-SECONDS = 300  # then it hangs, however loaded the machine is
-THREADS = ThreadPoolExecutor()
+SECONDS = 600  # then it hangs, however loaded the machine is
+THREADS = ThreadPoolExecutor(32)
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([
     "accelerate.commands.launch", "torch.distributed.run", "torch.distributed.fsdp",
@@ -82,7 +82,7 @@ class Launch:
                 continue
         return found
 
-    def end(self, seconds=SECONDS, linger=20, alone=True):
+    def end(self, seconds=SECONDS, linger=120, alone=True):
         """Wait for the launcher, and for every process that it started: none may stay."""
         limit = self.began + seconds
         while self.returncode is None and time.monotonic() < limit:
@@ -92,7 +92,7 @@ class Launch:
             time.sleep(0.05)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        self.stdout, self.stderr = (said.result(5) for said in self.said)
+        self.stdout, self.stderr = (said.result(60) for said in self.said)
         shown = f"{self.stdout[-2000:]}\n{self.stderr[-4000:]}"
         assert ended, f"no end after {seconds} s\n{shown}"
         assert not (left and alone), f"still there: {left}\n{shown}"
@@ -158,6 +158,6 @@ def start(script, *args, processes=2, config="2gpu.yaml", launch=(), **options):
                    "--num_processes", processes, *launch, script, *args], **options)
 
 
-def launch(script, *args, timeout=180, **options):
+def launch(script, *args, **options):
     """Run to the end; a test fails, and leaves no process, when the time limit is reached."""
-    return start(script, *args, **options).end(timeout)
+    return start(script, *args, **options).end()

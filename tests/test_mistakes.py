@@ -11,12 +11,13 @@ import pytest
 import torch
 import toy
 from accelerate import Accelerator
-from launching import ROOT, environment
+from launching import ROOT, SECONDS, environment
 
 import train_operator
 from ups import files
 from ups.config import UsageError, command
 from ups.data.make import make
+from ups.files import lock_folder
 from ups.latents import open_tasks
 from ups.simulator import Simulator
 from ups.stages import load_codec
@@ -47,6 +48,14 @@ def test_a_moved_run_goes_on_and_so_does_one_whose_clock_went_back(run, capsys):
     toy.main(["--run", str(run.with_name("moved"))])
     assert f"resuming from {run.with_name('moved')}/micro0/toy/checkpoints/step_8" in (
         capsys.readouterr().out)
+
+
+def test_a_second_launch_in_the_same_folder(run):
+    (run / "micro0/toy/exit.json").unlink()
+    with lock_folder(run / "micro0" / "toy", "--run"):
+        with pytest.raises(UsageError, match="toy is in use by another launch; wait for it, stop "
+                                             "it, or give this one another --run"):
+            toy.main(["--run", str(run)])
 
 
 def test_a_cache_of_another_user(tmp_path, monkeypatch):
@@ -92,7 +101,7 @@ def test_spaces_umlauts_no_home_no_locale_no_network(tmp_path):
         [sys.executable, ROOT / "train_operator.py", "--run", "runs/größer ist besser", "--data",
          "data", "--steps", "4", "--batch_size", "4", "--model.dim", "8", "--model.depth", "1",
          "--model.modes", "4", "--val_trajectories", "2"],
-        cwd=place, env=env, capture_output=True, text=True, timeout=300)
+        cwd=place, env=env, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     folder = place / "runs/größer ist besser/operator"
     assert {"test.json", "exit.json", "rollout.png"} <= {path.name for path in folder.iterdir()}

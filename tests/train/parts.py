@@ -53,17 +53,13 @@ def size(body, depth, **more):
 
 
 PARTS = {
-    "minimal": Part(size("plain", 1), tasks=(LINE,)),
-    "tasks_fourier": Part(size("fourier", 2), tasks=(LINE, SQUARE, BOX)),
-    "tasks_pdet": Part(size("pdet", 3, window=2), tasks=(LINE, SQUARE, BOX)),
-    "micro_batch": Part(size("fourier", 1), micro_batch=3),
+    "plain": Part(size("plain", 1), tasks=(LINE,), micro_batch=3),
+    "fourier": Part(size("fourier", 2), tasks=(LINE, SQUARE, BOX), recompute=True),
+    "pdet": Part(size("pdet", 3, window=2), tasks=(LINE, SQUARE, BOX)),
     "compile": Part(size("fourier", 1), compile=True),
-    "recompute": Part(size("fourier", 2), recompute=True),
-    "bf16": Part(size("fourier", 1), precision="bf16"),
-    "bf16_tasks": Part(size("pdet", 3, window=2), tasks=(NAMED, SQUARE),
-                       precision="bf16"),
+    "bf16": Part(size("pdet", 3, window=2), tasks=(NAMED, SQUARE), precision="bf16"),
 }
-RESUMED = ("tasks_fourier", "bf16")
+RESUMED = ("fourier", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +120,7 @@ def train(name, strategy, folder):
         block.recompute = part.recompute
     if part.compile:
         torch.compiler.reset()
-        model.compile(dynamic=False, backend="aot_eager")
+        model.compile(dynamic=False, backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
     loader = run.loader(Windows(part.tasks, dtype))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

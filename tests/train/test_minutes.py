@@ -1,5 +1,6 @@
 """--minutes: a schedule as long as there is time for, found by a trial that leaves no trace."""
 
+import itertools
 import json
 import time
 
@@ -8,12 +9,12 @@ import toy
 from safetensors.torch import load_file
 
 from ups.config import UsageError
+from ups.train import dry_run
 from ups.train import run as module
 
 
-def train(folder, *flags, monkeypatch, passed=0.0):
-    monkeypatch.setattr(module, "BEGAN", time.monotonic() - passed)
-    toy.main(["--run", str(folder), "--save_every", "1000", *map(str, flags)])
+def train(folder, *flags):
+    toy.main(["--run", str(folder), "--save_every", "100", *map(str, flags)])
     stage = folder / "micro0" / "toy"
     assert {path.name for path in stage.iterdir()} == {
         ".lock", "config.json", "metrics.jsonl", "exit.json", "checkpoints", "model"}
@@ -24,23 +25,30 @@ def train(folder, *flags, monkeypatch, passed=0.0):
 
 
 def test_a_run_of_minutes_is_one_of_so_many_steps(tmp_path, monkeypatch, capsys):
-    train(tmp_path / "first", "--steps", 2, monkeypatch=monkeypatch)  # loads what takes seconds
-    began = time.monotonic()
-    *result, steps = train(tmp_path / "a", "--minutes", 0.1, monkeypatch=monkeypatch)
-    took = time.monotonic() - began
-    assert f"--minutes 0.1 leaves time for --steps {steps}." in capsys.readouterr().out
-    assert steps > 8 and 2 < took < 12  # 6 s were asked for
-    *same, _ = train(tmp_path / "b", "--steps", steps, monkeypatch=monkeypatch)
+    """A step takes 20 s here, a validation none; of ten hours nine and a half have passed."""
+    monkeypatch.setattr(dry_run, "now", itertools.count(0, 20).__next__)
+    monkeypatch.setattr(module, "BEGAN", time.monotonic() - 9.5 * 3600)
+    *result, steps = train(tmp_path / "a", "--minutes", 600)
+    assert 60 < steps <= 90  # less what this test takes
+    assert f"--minutes 600 leaves time for --steps {steps}." in capsys.readouterr().out
+    *same, _ = train(tmp_path / "b", "--steps", steps)
     assert same == result
 
-    # what has passed before the first step counts; a resume keeps the steps
-    stage = tmp_path / "a" / "micro0" / "toy"
-    (stage / "exit.json").unlink()
-    *resumed, kept = train(tmp_path / "a", "--minutes", 0.1, monkeypatch=monkeypatch, passed=9.0)
+    (tmp_path / "a" / "micro0" / "toy" / "exit.json").unlink()
+    *resumed, kept = train(tmp_path / "a", "--minutes", 600)  # once and for all
     assert kept == steps and resumed[1] == result[1]
-    *_, kept = train(tmp_path / "a", "--steps", steps, monkeypatch=monkeypatch)
+    *_, kept = train(tmp_path / "a", "--steps", steps)
     assert kept == steps
-    with pytest.raises(UsageError, match=r"another configuration: minutes \(0.1 -> 0.2\)\."):
-        train(tmp_path / "a", "--minutes", 0.2, monkeypatch=monkeypatch)
-    with pytest.raises(UsageError, match="--minutes 0.1: 0.2 have passed before the first step"):
-        train(tmp_path / "c", "--minutes", 0.1, monkeypatch=monkeypatch, passed=9.0)
+    with pytest.raises(UsageError, match=r"another configuration: minutes \(600.0 -> 601.0\)\."):
+        train(tmp_path / "a", "--minutes", 601)
+    with pytest.raises(UsageError, match=r"--minutes 500: 57\d\.\d have passed before the first"):
+        train(tmp_path / "c", "--minutes", 500)
+
+
+def test_validation_and_test_have_their_time(tmp_path, monkeypatch):
+    """The last step of the trial evaluates; a test takes as long as ten validations."""
+    run = toy.Run(toy.Config(run=str(tmp_path), minutes=10, eval_every=10), "toy")
+    run.sampler = run  # whose steps are set too
+    dry_run.fit_minutes(run, 1.0, 20.0, 80.0)
+    assert run.cfg.steps == run.steps == (600 - 80 - 11 * 20) // (1 + 20 / 3)  # saves every 3
+    run.__exit__(ValueError, ValueError(), None)

@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     for name in PARTS:
         parts.train(name, "one", folder / name / "one")
     script = Path(parts.__file__)
-    done = launch(script, folder, config="2gpu_fsdp.yaml", timeout=300)
+    done = launch(script, folder, config="2gpu_fsdp.yaml")
     assert done.returncode == 0, done.stderr[-6000:]
     for name in RESUMED:
         parts.go_on(name, "fsdp", "one", folder)

@@ -3,12 +3,16 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import toy
-from launching import launch
+from launching import start
 from safetensors.torch import load_file
 from watching import losses
+
+from ups.config import UsageError
+from ups.train import run
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -27,14 +31,14 @@ def gap(a, b):
 def runs(tmp_path_factory):
     """The same training on 1, 2 and 3 processes, each with several micro-batches."""
     folders = {world: tmp_path_factory.mktemp(f"world{world}") for world in (1, 2, 3)}
+    begun = {world: start(TOY, "--run", folders[world], "--variants", *variants, processes=world,
+                          fresh=world == 2) for world, variants in ((2, (0, 3)), (3, (0, 1)))}
     toy.main(["--run", str(folders[1]), "--variants", "0", "3", "6"])
-    for world, variants, fresh in ((2, (0, 3), True), (3, (0, 1), False)):
-        done = launch(TOY, "--run", folders[world], "--variants", *variants, processes=world,
-                      fresh=fresh)
-        assert done.returncode == 0, done.stderr
+    for world, launch in begun.items():
+        assert launch.end().returncode == 0, launch.stderr
         recorded = load_file(folders[world] / "micro0" / "rank0.safetensors")["world"]
         assert recorded == world
-        (folders[world] / "stdout").write_text(done.stdout)
+        (folders[world] / "stdout").write_text(launch.stdout)
     return folders
 
 
@@ -70,44 +74,24 @@ def test_no_thread_of_a_process_group_outlives_the_command(runs):
     assert printed.count(" at exit: ") == 2 and "gloo" not in printed
 
 
-@pytest.mark.parametrize("first, then", [
-    (2, 1), *(pytest.param(*pair, marks=pytest.mark.soak)
-              for pair in ((1, 1), (2, 2), (1, 2), (2, 3)))])
-def test_a_killed_run_resumes(runs, tmp_path, first, then):
-    """Killed at step 5, between two checkpoints; the same number of processes: bit for bit."""
-    killed = launch(TOY, "--run", tmp_path, processes=first, env={"DIE_AT": "5"})
-    assert killed.returncode != 0
-    folder = tmp_path / "micro0"
-    assert not (folder / "toy" / "exit.json").exists()
-    done = launch(TOY, "--run", tmp_path, processes=then)
-    assert done.returncode == 0, done.stderr
-    assert "resuming" in done.stdout and "step_3" in done.stdout
-    if first == then:
-        reference = runs[first] / "micro0"
-        assert gap(weights(reference), weights(folder)) == 0.0
-        assert losses(reference) == losses(folder)
-    else:
-        assert gap(weights(runs[1] / "micro0"), weights(folder)) < 1e-9
-    steps = re.findall(r'"step": (\d+)', (folder / "toy" / "metrics.jsonl").read_text())
-    assert steps == list("12345678")  # none twice, none missing
-
-
 def test_resume_cut_anywhere_is_bit_for_bit(runs, tmp_path):
     """Every cut of an eight-step run: the checkpoint of that step is the only one."""
-    reference = runs[1] / "micro0"
+    toy.main(["--run", str(tmp_path / "whole"), "--save_every", "1", "--keep", "9"])
+    (tmp_path / "whole/micro0/toy/exit.json").unlink()
     for cut in range(1, 8):
-        toy.main(["--run", str(tmp_path / f"cut{cut}"), "--save_every", str(cut), "--keep", "9"])
-        kept = tmp_path / f"cut{cut}" / "micro0" / "toy"
-        for folder in (kept / "checkpoints").iterdir():
-            if folder.name != f"step_{cut}":
-                shutil.rmtree(folder)
-        (kept / "exit.json").unlink()
-        toy.main(["--run", str(tmp_path / f"cut{cut}")])
-        assert gap(weights(reference), weights(kept.parent)) == 0.0
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / f"cut{cut}") / "micro0"
+        for path in (folder / "toy" / "checkpoints").iterdir():
+            if path.name != f"step_{cut}":
+                shutil.rmtree(path)
+        toy.main(["--run", str(folder.parent)])
+        assert gap(weights(runs[1] / "micro0"), weights(folder)) == 0.0
+        steps = re.findall(r'"step": (\d+)', (folder / "toy" / "metrics.jsonl").read_text())
+        assert steps == list("12345678")  # none twice, none missing
 
 
-def test_an_indivisible_batch_is_refused_in_one_sentence(tmp_path):
-    refused = launch(TOY, "--run", tmp_path, "--batch_size", 13)
-    assert refused.returncode != 0
-    assert "13 is not divisible by 2 processes; the nearest that are: 12 or 14" in refused.stderr
-    assert not (tmp_path / "micro0" / "toy" / "config.json").exists()
+def test_an_indivisible_batch_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "make_accelerator", lambda timeout: SimpleNamespace(num_processes=2))
+    with pytest.raises(UsageError, match="13 is not divisible by 2 processes; the nearest that "
+                                         "are: 12 or 14"):
+        toy.main(["--run", str(tmp_path), "--batch_size", "13"])
+    assert not list(tmp_path.iterdir())
