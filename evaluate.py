@@ -25,7 +25,7 @@ from ups.eval.metrics import DEFINITIONS
 from ups.eval.plans import plan_rows
 from ups.eval.report import made_with, pays, write_report
 from ups.files import read_json
-from ups.stages import facts_of, finished, load_class, load_generator, load_operator
+from ups.stages import finished, load_class, load_generator, load_operator
 from ups.train.ranks import make_accelerator, on_main
 
 
@@ -122,7 +122,7 @@ def main(argv=None):
         stage.model.to(accelerator.device)
 
     # measure
-    names = list(facts_of(stages["operator"])) if stages else []
+    names = list(stages["operator"].facts) if stages else []
     perturbed = stages and load_generator(run, "operator", stages["operator"]).model
     results = {task.name: evaluate(accelerator, cfg, task, names.index(task.name), stages,
                                    perturbed) for task in tasks}

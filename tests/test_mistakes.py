@@ -112,7 +112,7 @@ def test_a_codec_is_fitted_once_and_its_latents_are_those_of_every_stage(tmp_pat
     cfg = train_operator.Config(run=str(tmp_path / "run"), data=(str(tmp_path / "data"),),
                                 cache=str(tmp_path / "cache"))
     first, second = (open_tasks(Accelerator(cpu=True), cfg, "train")[0] for _ in range(2))
-    codec, mark = load_codec(tmp_path / "run" / "codec" / "burgers1d" / "model")
+    codec, mark = load_codec(tmp_path / "run", "burgers1d")
     assert first.fingerprint == second.fingerprint == mark
     u = first.fields.read(first.fields.split("train")[:3]).flatten(0, 1)
     assert torch.equal(codec.encode(u), second.cache.z[0][:3].flatten(0, 1))

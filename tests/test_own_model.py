@@ -10,11 +10,13 @@ from accelerate.state import AcceleratorState
 from launching import ROOT
 
 import evaluate
+import train_operator
 from examples import own_model
 from ups import Simulator
 from ups.config import UsageError
 from ups.data.make import make
 from ups.simulator import main as export
+from ups.stages import load_class
 
 FILE = f"{ROOT}/examples/own_model.py:ConvNet"
 
@@ -71,8 +73,14 @@ def test_it_is_measured_rolled_out_and_exported(folder, capsys):
 
 
 def test_its_code_is_never_loaded_because_a_folder_names_it(folder):
+    run, other = str(folder / "run"), str(folder / "other")
     words = r"holds an operator of class ConvNet.*`--model FILE.py:ConvNet`"
-    for use in (lambda: Simulator.load(folder / "run", "cpu"),
-                lambda: evaluate.main(["--run", str(folder / "run")])):
-        with pytest.raises(UsageError, match=words):
+    for use, told in (
+            (lambda: Simulator.load(run, "cpu"), words),
+            (lambda: evaluate.main(["--run", run]), words),
+            (lambda: load_class(f"{ROOT}/README.md:ConvNet"), "there is no script .*README.md"),
+            (lambda: load_class(f"{FILE}s"), "own_model.py has no class ConvNets"),
+            (lambda: train_operator.main(["--init", run, "--run", other]),
+             "its operator is a ConvNet, and this one a LatentOperator; begin from")):
+        with pytest.raises(UsageError, match=told):
             use()

@@ -50,7 +50,7 @@ def test_other_data_begin_from_the_weights_codec_and_scales_of_the_parent(base, 
     for key in ("log", "center", "width"):
         assert scales[0][key] == scales[1][key]
     assert scales[1]["low"] == scales[1]["high"] == 0.05
-    codecs = [load_codec(base / name / "codec" / "burgers1d" / "model")[0].state_dict()
+    codecs = [load_codec(base / name, "burgers1d")[0].state_dict()
               for name in ("parent", "tuned")]
     assert all(torch.equal(codecs[0][key], codecs[1][key]) for key in codecs[0] if key != "seen")
     u = Simulator.load(base / "tuned", "cpu").rollout(np.zeros((1, 1, 64), "float32"), 2)
@@ -89,8 +89,8 @@ def test_resume_is_exact(base, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     (["--data", "wave"], "it knows u along x, and wave is h v along x; only a run on the"),
-    (["--model.dim", "16"], "--model and --init .*: it is that run's.*leave --model out"),
-    (["--init", "nowhere"], "no finished operator in nowhere"),
+    (["--model.dim", "16"], "--model.dim 16: with --init .* it is that run's, 8; leave it out"),
+    (["--init", "nowhere"], "no finished operator in nowhere/operator; give the folder of a run"),
     (["--run", ""], "name its folder by --run")])
 def test_what_cannot_go_on_is_refused(base, flags, words):
     rng = np.random.default_rng(0)

@@ -154,8 +154,12 @@ def test_a_lower_precision_rounds_the_update_and_never_the_state(run, sim, start
     assert np.abs(moved).max() < 1e-6
     u0 = torch.from_numpy(start).requires_grad_()  # gradients are exact
     assert np.array_equal(rounded.rollout(u0, grad=True, **ask).detach(), exact)
-    with pytest.raises(UsageError, match="precision='fp16': it is one of bfloat16, tf32, float32"):
-        Simulator.load(run, "cpu", precision="fp16")
+    for wrong, words in ((dict(precision="fp16"), "precision='fp16': it is one of bfloat16, tf32"),
+                         (dict(device="gpu"), "device='gpu': there is none"),
+                         (dict(model="a.py:A"), "model='a.py:A': it is a class"),
+                         (dict(model=torch.nn.Linear), "not Linear; leave --model, or model=")):
+        with pytest.raises(UsageError, match=words):
+            Simulator.load(run, **wrong)
 
 
 def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start, recwarn):
@@ -264,24 +268,22 @@ def test_members_are_drawn_by_what_val_prefers_and_are_trajectories(run, generat
 
 
 @pytest.mark.parametrize("kind", ["file", "map", "array"])
-def test_many_rows_go_through_in_batches(sim, tmp_path, kind):
-    """From a map on disk into a file, or a map, of which a part is in memory."""
-    u0 = np.lib.format.open_memmap(tmp_path / "u0.npy", "w+", "float32", (7, 1, 32))
+def test_many_rows_go_through_in_batches(sim, tmp_path, monkeypatch, kind):
+    """From a map on disk, of another byte order, into a file, or a map."""
+    u0 = np.lib.format.open_memmap(tmp_path / "u0.npy", "w+", ">f4", (7, 1, 32))
     u0[:] = np.random.default_rng(1).uniform(-1, 1, u0.shape)
     ask = dict(steps=3, params={"nu": np.geomspace(0.01, 0.1, 7)}, task="burgers1d")
-    whole = sim.rollout(np.array(u0), **ask)
-    u0 = np.load(tmp_path / "u0.npy", mmap_mode="r")
-    out = {"file": tmp_path / "u.h5", "array": None, "map": np.lib.format.open_memmap(
+    whole = sim.rollout(np.array(u0, "f4"), **ask)
+    monkeypatch.setattr("ups.simulator.TOKENS", {"cpu": 3 * 8})  # three rows of eight
+    out = {"file": tmp_path / "some" / "u.h5", "array": None, "map": np.lib.format.open_memmap(
         tmp_path / "u.npy", "w+", "float32", whole.shape)}[kind]
-    got = sim.rollout(u0, **ask, batch=3, out=out)
+    got = sim.rollout(np.load(tmp_path / "u0.npy", mmap_mode="r"), **ask, out=out)
     if kind == "file":
         with h5py.File(got) as file:
             got = file["u"][:]
     assert got is out or kind != "map"
     np.testing.assert_allclose(got, whole, rtol=0, atol=1e-5)
-    with pytest.raises(UsageError, match="NaN"):
-        sim.rollout(np.where(np.arange(7)[:, None, None] == 6, np.nan, u0), **ask, batch=3)
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_batch_that_does_not_fit_is_halved(sim, start, monkeypatch):
@@ -323,10 +325,13 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(task=None), "choose one of burgers1d, advection1d"),
     (dict(u0=np.zeros((3, 32))), r"shape \(3, 32\); burgers1d here takes \(batch, 1, 32\)"),
     (dict(u0=np.full((3, 1, 32), np.nan)), "NaN"),
+    (dict(u0="u0.npy"), "u0 holds no real numbers"),
+    (dict(u0=torch.zeros(3, 1, 32) + 0j), "u0 holds no real numbers"),
     (dict(params={}), "params are none; burgers1d takes a dictionary of nu"),
     (dict(params=0.1), "params are of <class 'float'>; burgers1d takes a dictionary of nu"),
     (dict(params={"nu": 1, "eta": 1}), "params are nu, eta; burgers1d takes a dictionary of nu"),
     (dict(params={"nu": 0}), "must be positive"),
+    (dict(params={"nu": "low"}), r"params\['nu'\] holds no real numbers"),
     (dict(params={"nu": [0.1, 0.1]}), "or 3 of them"),
     (dict(inputs={"wind": np.zeros((3, 32))}), "inputs are wind; burgers1d takes none"),
     (dict(steps=0), "steps=0: it is a whole number, 1 or more"),
@@ -335,12 +340,15 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(steps=None, times=[0.5, 0.8]), "times holds 0.8, .* of 0.25 from u0 on; .* is 0.75"),
     (dict(steps=None, times=[0.0]), "times holds 0, .* the nearest is 0.25"),
     (dict(steps=None, times=[0.5, 0.25]), "ascending order"),
-    (dict(batch=0), "batch=0: it is a whole number, 1 or more"),
+    (dict(steps=None, times=["late"]), "times holds no real numbers"),
+    (dict(steps=None, times=np.nan), "times holds nan"),
+    (dict(members=2, seed=0.5), "seed=0.5: it is a whole number, 0 or more"),
+    (dict(members=2, stride=1), "members go from frame to frame: leave dt, accuracy and stride"),
     (dict(grad=True, members=2), "grad=True keeps every step in memory"),
     (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
     (dict(dt=0.05), "dt=0.05: this run has learned steps of 0.25, 0.5, 1; .* by times=, multiples "
                     r"of 0.25, .* stride=1\|2\|4"),
-    (dict(dt=0.75), "dt=0.75: this run has learned steps of 0.25, 0.5, 1;"),
+    (dict(dt="long"), "dt='long': it is a number"),
     (dict(dt=0.5, stride=1), "give one of dt=, accuracy= and stride="),
     (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
     (dict(stride=2, accuracy=0.1), "give one of dt=, accuracy= and stride="),
@@ -404,6 +412,8 @@ def test_an_earlier_export_is_replaced_and_nothing_else(copy, tmp_path):
     for foreign in (copy, tmp_path, copy / "operator" / "exit.json"):
         with pytest.raises(UsageError, match="was not written by ups.simulator"):
             main([str(copy), str(foreign)])
+    with pytest.raises(UsageError, match="cannot be written .Not a directory.; give another fold"):
+        main([str(copy), str(copy / "operator" / "exit.json" / "model")])
     assert files(copy) == kept
 
     # a damaged run writes nothing, and a damaged copy is not loaded

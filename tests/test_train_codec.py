@@ -41,7 +41,7 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(_, tmp_path, data
     assert result["nrmse_grid"] < 0.8 * result["nrmse_patch"] < 0.5
     assert (stage / "codec.png").stat().st_size > 10_000
 
-    codec, mark = load_codec(stage / "model")
+    codec, mark = load_codec(tmp_path / "run", "burgers1d")
     assert codec.config["kind"] == "grid" and float(codec.weight.mean()) == pytest.approx(1.0)
     run = [*flags(tmp_path, data)[:10], "--steps", "4", "--batch_size", "8",
            "--val_trajectories", "2", "--model.dim", "16", "--model.depth", "2"]

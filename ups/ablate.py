@@ -11,7 +11,6 @@ the lower the better. Test scores enter no choice; they are in each run's test.j
 
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from ups.config import Parser, UsageError, command, flat, parse
 from ups.files import lock_folder, read_json, write_text
+from ups.stages import import_file
 from ups.train.run import RunConfig
 from ups.train.tracking import Metrics
 
@@ -63,10 +63,16 @@ def plan(args, extra):
     grid = dict(item.partition("=")[::2] for item in args.grid)
     if args.seeds < 1 or len(grid) < len(args.grid):
         raise UsageError("--grid names each key once, and --seeds is at least 1.")
-    given = {*grid, *(flag.removeprefix("--").split("=")[0] for flag in extra)}
-    if given & {"run", "seed"}:
-        raise UsageError("--run and --seed are chosen by --out and --seeds; leave them out.")
-    config, cells = config_of(args.script), {}
+    flags = {flag.removeprefix("--").split("=")[0] for flag in extra if flag.startswith("--")}
+    if twice := sorted(flags & {*grid}):
+        raise UsageError(f"--{twice[0]} is in the --grid, too; leave one of them out.")
+    given = flags | {*grid}
+    if given & {"run", "seed", "dry_run"}:
+        raise UsageError("--run and --seed are chosen by --out and --seeds, and a --dry_run trains "
+                         "nothing; leave them out.")
+    config, cells = getattr(import_file(args.script), "Config", None), {}
+    if config is None:
+        raise UsageError(f"{args.script} has no Config, as a script that trains has.")
     for values in itertools.product(*(values.split(",") for values in grid.values())):
         choice, flags = dict(zip(grid, values, strict=True)), list(extra)
         for key, value in choice.items():
@@ -82,17 +88,6 @@ def plan(args, extra):
     return list(cells.values())
 
 
-def config_of(script):
-    """The Config of a script, which is imported and not run."""
-    path = Path(script)
-    if not path.is_file() or path.suffix != ".py":
-        raise UsageError(f"{script}: there is no such script.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Config
-
-
 def result(run, metric=None):
     """Status of a run, its reason, and a metric's name and best value."""
     log, end = run / "log.txt", next(run.rglob("exit.json"), None)
@@ -103,6 +98,8 @@ def result(run, metric=None):
                 "metric": metric, "value": math.nan}
     lines = Metrics(end.with_name("metrics.jsonl")).read()
     known = [key for line in lines for key in line if key.startswith("val/")] or [None]
+    if metric and any(known) and metric not in known:
+        raise UsageError(f"--metric {metric}: {end.parent} has {', '.join(sorted({*known}))}.")
     metric = metric or next((key for key in SCORES if key in known), known[-1])
     values = [line[metric] for line in lines if math.isfinite(line.get(metric, math.nan))]
     return read_json(end) | {"metric": metric, "value": min(values, default=math.nan)}

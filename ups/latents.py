@@ -28,7 +28,7 @@ from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec, latest
 from ups.models.recipe import patches, told
 from ups.parent import inherit_codec
-from ups.stages import facts_of, load_codec, own_codec
+from ups.stages import load_codec
 from ups.train.checkpoint import export_model
 from ups.train.ranks import on_main
 from ups.train.step import compile_in_graph
@@ -151,8 +151,8 @@ class TaskLatents:
         shift = move[:, :3]
         if inputs is not None:
             v = self.codec.decode_inputs(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
-            v = moved(v, self.fields, shift, mirror, channels=self.facts.inputs)
-            inputs = self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+            inputs = self.encode_inputs(
+                moved(v, self.fields, shift, mirror, channels=self.facts.inputs))
         return self.encode(moved(self.decode(z), self.fields, shift, mirror, added)), inputs
 
     def encode(self, u):
@@ -165,6 +165,10 @@ class TaskLatents:
         """Latents (.., N, D) as fields (.., C, *grid)."""
         z = z[..., : self.codec.width]
         return self.codec.decode(z.flatten(0, -3)).unflatten(0, z.shape[:-2])
+
+    def encode_inputs(self, v):
+        """Given channels (B, T, E, *grid) as tokens (B, T, N, E * points of a patch)."""
+        return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
 
     def cond(self, indices):
         """Parameters of some trajectories as the operator wants them: (B, P), scaled."""
@@ -180,8 +184,7 @@ class TaskLatents:
         v = self.fields.inputs(indices)
         if v is None:
             return None
-        v = v.to(self.codec.weight.device)
-        return self.codec.encode_inputs(v.flatten(0, 1)).unflatten(0, v.shape[:2])
+        return self.encode_inputs(v.to(self.codec.weight.device))
 
 
 @compile_in_graph
@@ -261,11 +264,11 @@ def open_tasks(accelerator, cfg, split=None):
     return _widened(tasks)
 
 
-def load_tasks(run, operator, device):
+def load_tasks(operator, device):
     """{name: task} with the codecs that an operator (Loaded) was trained with, and no fields."""
     tasks = {}
-    for name, facts in facts_of(operator).items():
-        codec, mark = own_codec(run, name, operator.config["lineage"])
+    for name, facts in operator.facts.items():
+        codec, mark = load_codec(operator.run, name, operator.config["lineage"])
         tasks[name] = TaskLatents(facts, codec.to(device), mark, plans=operator.plans(name),
                                   history=operator.history)
     _widened(tasks.values())
@@ -292,7 +295,7 @@ def _codec(accelerator, cfg, fields):
         asked |= {"--codec.patch": how.patch, "--codec.components": how.components,
                   "--codec.error": how.error if how.components == "auto" else 0.0}
     on_main(accelerator, _make_codec, folder, cfg, fields, asked)
-    codec, mark = load_codec(folder)
+    codec, mark = load_codec(cfg.run, facts.name)
     made = codec.config["asked"] | {"--codec.kind": codec.config["kind"],
                                     "--init": "parent" in codec.config}
     if codec.config["data"] != fields.digest:

@@ -14,9 +14,8 @@ from ups.config import UsageError, build, flat
 from ups.data.facts import from_plain
 from ups.files import read_json
 from ups.models.codec import build_codec
-from ups.models.latent_operator import LatentOperator
 from ups.relative_error import mean_relative_error
-from ups.stages import load_operator, own_codec
+from ups.stages import load_codec, load_operator
 from ups.train.checkpoint import export_model, load_model
 
 SIZES = "model", "codec", "history"
@@ -27,24 +26,18 @@ def adopt(cfg):
     """Let --init decide the sizes of `cfg` and, where no data are named, the data."""
     folder = Path(cfg.init) / "operator"
     if read_json(folder / "exit.json").get("status") != "done":
-        raise UsageError(f"--init {cfg.init}: there is no finished operator in {folder}.")
+        raise UsageError(f"--init {cfg.init}: there is no finished operator in {folder}; give the "
+                         "folder of a run.")
     if not cfg.run or Path(cfg.run).resolve() == Path(cfg.init).resolve():
         raise UsageError("--init begins a new run; name its folder by --run.")
-    old = read_json(folder / "config.json")
-    names = SIZES if cfg.data or cfg.tasks else SIZES + DATA
-    for field in dataclasses.fields(cfg):
-        given, default, name = getattr(cfg, field.name), field.default, field.name
-        if name not in names:
-            continue
-        if dataclasses.is_dataclass(field.type):
-            known = build(field.type, {key.removeprefix(f"{name}."): value
-                                       for key, value in old.items()})
-        else:
-            known = tuple(old[name]) if isinstance(old[name], list) else old[name]
+    parent = build(type(cfg), read_json(folder / "config.json") | {"init": ""})
+    for name in SIZES if cfg.data or cfg.tasks else SIZES + DATA:
+        given, default, known = (getattr(one, name) for one in (cfg, type(cfg), parent))
         if given not in (default, known):
-            told = flat(known) if dataclasses.is_dataclass(known) else known
-            raise UsageError(f"--{name} and --init {cfg.init}: it is that run's, {told}; leave "
-                             f"--{name} out.")
+            new, old = flat(cfg), flat(parent)
+            flag = next(key for key in new if key.split(".")[0] == name and new[key] != old[key])
+            raise UsageError(f"--{flag} {new[flag]}: with --init {cfg.init} it is that run's, "
+                             f"{old[flag]}; leave it out, and a --size that sets it.")
         object.__setattr__(cfg, name, known)
 
 
@@ -57,7 +50,7 @@ def inherit_codec(init, folder, fields):
     config, _ = load_model(Path(init) / "operator" / "model")
     facts, known = fields.facts, [from_plain(about) for about in config["fields"]]
     index = _counterpart(init, facts, known)
-    old, _ = own_codec(init, known[index].name, config["lineage"])
+    old, _ = load_codec(init, known[index].name, config["lineage"])
     patches, grid = (" x ".join(map(str, sizes)) for sizes in (old.patch, facts.grid))
     if any(n % p for n, p in zip(facts.grid, old.patch, strict=True)):
         raise UsageError(f"--init {init}: its patches of {patches} points do not fit the grid of "
@@ -116,16 +109,19 @@ def begin_from(cfg, model, data):
     A model of your own is asked to `take(other, origin)`: the parent's model and, for each of its
     tasks, the index of the parent's. One that cannot gets the parent's weights as they are.
     """
-    init = cfg.init
-    if not init:
+    if not cfg.init:
         return model
-    own = None if isinstance(model, LatentOperator) else type(model)
-    other = load_operator(init, own).model
+    theirs = read_json(Path(cfg.init) / "operator" / "model" / "config.json").get("class")
+    if theirs != type(model).__name__:
+        raise UsageError(f"--init {cfg.init}: its operator is a {theirs}, and this one a "
+                         f"{type(model).__name__}; begin from a run of the same model.")
+    other = load_operator(cfg.init, None if theirs == "LatentOperator" else type(model)).model
     try:
         if hasattr(model, "take"):
             model.take(other, [task.codec.config["parent"]["task"] for task in data.tasks])
         else:
             model.load_state_dict(other.state_dict())
-    except RuntimeError as error:
-        raise UsageError(f"--init {init}: its weights do not fit this model ({error}).") from None
+    except RuntimeError:
+        raise UsageError(f"--init {cfg.init}: its weights do not fit the model of these data; "
+                         "leave --init out.") from None
     return model

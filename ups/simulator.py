@@ -55,16 +55,20 @@ class Simulator:
         """
         if precision not in (None, *PRODUCTS):
             raise UsageError(f"precision={precision!r}: it is one of {', '.join(PRODUCTS)}.")
-        self, run = cls(), Path(run)
+        run = Path(run)
         if not run.is_dir():
             raise UsageError(f"{run}: there is no such folder; give a run, such as runs/burgers1d, "
                              "or what `python -m ups.simulator` wrote.")
         if (run / "exit.json").exists():
             raise UsageError(f"{run} is one stage of a run; give {run.parent}.")
+        self, cuda = cls(), torch.cuda.is_available()
+        try:
+            self.device = torch.empty(0, device=device or ("cuda" if cuda else "cpu")).device
+        except (RuntimeError, AssertionError):
+            raise UsageError(f"device={device!r}: there is none; leave it out.") from None
         self.run, self.operator = run, load_operator(run, model)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.operator.model.to(self.device)
-        self.tasks, cuda = load_tasks(run, self.operator, self.device), self.device.type == "cuda"
+        self.tasks, cuda = load_tasks(self.operator, self.device), self.device.type == "cuda"
         choices = self.operator.choices if cuda else {}
         self.precisions = {name: precision or choices.get(name, {}).get("precision", "float32")
                            for name in self.tasks}
@@ -79,15 +83,14 @@ class Simulator:
         return self
 
     def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, dt=None,
-                accuracy=None, stride=None, task=None, members=None, seed=0, grad=False, batch=None,
-                out=None):
+                accuracy=None, stride=None, task=None, members=None, seed=0, grad=False, out=None):
         """Predict what follows the fields u0 (B, C, *grid): `steps` frames, or those at `times`.
         u0 of an operator with a history of H > 1 frames is (B, H, C, *grid), the last of them now.
 
         params   {"nu": 0.01}: numbers, or one per row; not needed where the data had one value
         inputs   channels that are given, in physical units: {"vx": (B, *grid)}, or (B, T, *grid) at
                  the beginning of each step of the data
-        times    after u0, ascending: multiples of the dt of the training data
+        times    after u0, ascending, or one: multiples of the dt of the training data
         dt       time between two of the frames, one step: one of those of training
         accuracy the nRMSE, mean of these frames, that the cheapest way there may have; without it
                  the most accurate way is taken, both as measured on the validation split
@@ -96,26 +99,27 @@ class Simulator:
         members  trajectories to draw: by the generator of the run that scores best on validation,
                  or, where a run has none, by the operator from perturbed inputs
         grad     let gradients reach u0, params and inputs: the result is a tensor
-        batch    rows that go through at a time; by default what fits
         out      where the result goes: "u.h5", or an array with its shape such as a numpy memmap
         """
         if task is None and len(self.tasks) == 1:
             task, = self.tasks
-        if task not in self.tasks:
+        if task not in list(self.tasks):
             raise UsageError(f"task={task}: choose one of {', '.join(self.tasks)}.")
         index, task = list(self.tasks).index(task), self.tasks[task]
-        for name, value in {"steps": steps, "members": members, "batch": batch}.items():
-            if not (value is None or isinstance(value, numbers.Integral) and value > 0):
-                raise UsageError(f"{name}={value!r}: it is a whole number, 1 or more.")
+        for name, value, least in (("steps", steps, 1), ("members", members, 1), ("seed", seed, 0)):
+            if value is not None and not (isinstance(value, numbers.Integral)
+                                          and least <= value < 2**63):
+                raise UsageError(f"{name}={value!r}: it is a whole number, {least} or more.")
+        if members and (dt, accuracy, stride) != (None, None, None):
+            raise UsageError("members go from frame to frame: leave dt, accuracy and stride out.")
         leads, longest = _plan(task, steps, times, dt, accuracy, stride)
         u, _, _ = rows = _rows(task, leads[-1], u0, params, inputs)
         if grad:
-            if (members, batch, out) != (None, None, None):
-                raise UsageError("grad=True keeps every step in memory: leave members, batch and "
-                                 "out out.")
+            if members or out is not None:
+                raise UsageError("grad=True keeps every step in memory: leave members and out out.")
             return self._predict(index, leads, longest, "float32", *self._here(rows)).to(u.device)
         tokens = math.prod(task.codec.tokens) * (members or 1)
-        size = min(len(u), batch or max(1, TOKENS[self.device.type] // tokens))
+        size = min(len(u), max(1, TOKENS[self.device.type] // tokens))
         shape = (len(u), *([members] if members else []), len(leads), len(task.facts.channels),
                  *task.facts.grid)
         start = 0
@@ -150,9 +154,8 @@ class Simulator:
         """The frames (B, T, C, *grid) at the steps `leads`, by the plan `longest`; with noise(step,
         count) the members' (B, M, T, C, *grid)."""
         task = list(self.tasks.values())[index]
-        z, tokens, dt = task.encode(u), None, u.new_full((len(u),), task.facts.dt)
-        if given is not None:
-            tokens = task.codec.encode_inputs(given.flatten(0, 1)).unflatten(0, given.shape[:2])
+        z, dt = task.encode(u), u.new_full((len(u),), task.facts.dt)
+        tokens = None if given is None else task.encode_inputs(given)
         with products(PRODUCTS[precision]):
             if noise:
                 steps = enumerate(roll_out_members(
@@ -208,6 +211,9 @@ def _plan(task, steps, times, dt, accuracy, stride):
         raise UsageError("give the number of steps, or times=.")
     if sum(value is not None for value in (dt, accuracy, stride)) > 1:
         raise UsageError("give one of dt=, accuracy= and stride=.")
+    for name, value in {"dt": dt, "accuracy": accuracy}.items():
+        if not isinstance(value, numbers.Real | None):
+            raise UsageError(f"{name}={value!r}: it is a number.")
     if dt is not None:
         stride = next((n for n in plans if math.isclose(dt, n * unit, rel_tol=1e-4)), None)
         if stride is None:
@@ -222,11 +228,13 @@ def _plan(task, steps, times, dt, accuracy, stride):
         every = 1 if dt is None else stride
         leads = [every * step for step in range(1, steps + 1)]
     else:
-        leads = [max(1, round(time / unit)) for time in times]
+        times = np.atleast_1d(_numbers("times", times))
+        leads = np.maximum(1, np.nan_to_num(times / unit).round())
         for time, lead in zip(times, leads, strict=True):
-            if abs(time / unit - lead) > 0.01:
+            if not abs(time / unit - lead) <= 0.01:
                 raise UsageError(f"times holds {time:g}, and steps are of {unit:g} from u0 on; the "
                                  f"nearest is {lead * unit:g}.")
+        leads = leads.astype(int).tolist()
         if not leads or leads != sorted({*leads}):
             raise UsageError("times are one or more, in ascending order.")
     if accuracy is not None and not all(plans.values()):
@@ -247,6 +255,7 @@ def _opened(out, shape, u0):
         if Path(out).suffix not in (".h5", ".hdf5"):
             raise UsageError(f"out={str(out)!r} is written as HDF5; give it the ending .h5.")
         partial = Path(f"{out}.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             with h5py.File(partial, "w") as file:
                 yield file.create_dataset("u", shape, "float32")
@@ -257,7 +266,7 @@ def _opened(out, shape, u0):
         yield (torch.empty(shape, device=u0.device) if torch.is_tensor(u0)
                else np.empty(shape, np.float32))
     else:
-        if tuple(out.shape) != shape:
+        if np.shape(out) != shape:
             raise _shape("out", out, f"this gives {shape}")
         yield out
 
@@ -276,7 +285,7 @@ def _rows(task, steps, u0, params, inputs):
             raise UsageError(f"{what} are {told or 'none'}; {task.name} takes "
                              f"{'a dictionary of ' * bool(known)}{', '.join(known) or 'none'}.")
 
-    u, wanted = _tensor(u0), _shape_of(task)
+    u, wanted = _tensor("u0", u0), _shape_of(task)
     if u.shape[1:] != wanted or not u.numel():
         raise _shape("u0", u, f"{task.name} here takes (batch, {_list(wanted)}): "
                      f"{'frames, ' * (task.history > 1)}channels {', '.join(facts.channels)}, "
@@ -287,7 +296,7 @@ def _rows(task, steps, u0, params, inputs):
 
     columns, fields, batch = [torch.ones(len(u), 0)], [], len(u)
     for name, scale in zip(facts.params, facts.scales, strict=True):
-        value = torch.as_tensor(params.get(name, scale.low), dtype=torch.float64).cpu()
+        value = _tensor(f"params[{name!r}]", params.get(name, scale.low)).double().cpu()
         if value.shape not in ((), (batch,)):
             raise _shape(f"params[{name!r}]", value, f"give a number, or {batch} of them, one per "
                          "row of u0")
@@ -297,7 +306,7 @@ def _rows(task, steps, u0, params, inputs):
         columns.append(value.expand(batch)[:, None])
 
     for name in facts.inputs:
-        given = _tensor(inputs[name])
+        given = _tensor(f"inputs[{name!r}]", inputs[name])
         v = given[:, None] if given.ndim == 1 + axes else given  # (B, T or 1, *grid)
         if v.shape[2:] != facts.grid or len(v) not in (1, batch) or 1 != v.shape[1] < steps:
             grid = _list(facts.grid)
@@ -310,11 +319,25 @@ def _rows(task, steps, u0, params, inputs):
             fields if fields is None else fields.expand(batch, *fields.shape[1:]))
 
 
-def _tensor(values):
-    if isinstance(values, np.ndarray) and min(values.strides, default=0) < 0:
-        values = values.copy()
+def _tensor(name, values):
+    """A tensor, of an array the same memory: it may be a map of a large file."""
+    if torch.is_tensor(values) and not values.is_complex():
+        return values
+    values = _numbers(name, values)
     with warnings.catch_warnings(action="ignore"):  # of a map that is read-only: it is only read
         return torch.as_tensor(values)
+
+
+def _numbers(name, values):
+    """An array of numbers that torch can hold."""
+    try:
+        values = np.asarray(values)
+        if (values.dtype not in (np.float16, np.float32, np.float64)  # whole, of other bytes
+                or min(values.strides, default=0) < 0):
+            values = values.astype(float, casting="same_kind")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} holds no real numbers ({error}).") from None
+    return values
 
 
 def _seen(name, values, low=-math.inf, high=math.inf, margin=0.0):
@@ -328,7 +351,7 @@ def _seen(name, values, low=-math.inf, high=math.inf, margin=0.0):
 
 
 def _shape(name, values, wanted):
-    return UsageError(f"{name} has the shape {tuple(values.shape)}; {wanted}.")
+    return UsageError(f"{name} has the shape {tuple(np.shape(values))}; {wanted}.")
 
 
 def _shape_of(task):
@@ -350,22 +373,31 @@ def export(run, out, license=None, model=None):
     marks = {f"codec/{task.name}": task.fingerprint for task in sim.tasks.values()}
     marks |= {"operator": sim.operator.mark} | {
         stage: load_generator(run, stage, sim.operator).mark for stage in finished(run)}
-    systems = vars(RunConfig(run="."))  # in place of the paths of this machine
-    with written(out) as partial:
-        for stage in marks:
-            for path in itertools.chain(*(run.glob(f"{stage}/{file}") for file in FILES)):
-                if not path.resolve().is_relative_to(run.resolve()):
-                    raise UsageError(f"{path} is a link that leaves the run; put the file there.")
-                target = partial / path.relative_to(run)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
-            if settings := read_json(run / stage / "config.json"):
-                write_json(partial / stage / "config.json",
-                           settings | {key: systems[key] for key in settings if key in systems})
-        write_json(partial / "config.json", {"library_name": "ups", "stages": marks})
-        (partial / "README.md").write_text(card(sim, out.name, license))
-        Simulator.load(partial, "cpu", model)  # what will be read is what was written
+    try:
+        with written(out) as partial:
+            _export(sim, marks, partial)
+            (partial / "README.md").write_text(card(sim, out.name, license))
+            Simulator.load(partial, "cpu", model)  # what will be read is what was written
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); give another "
+                         "folder.") from None
     return marks
+
+
+def _export(sim, marks, folder):
+    """The files of the stages `marks`; in configurations no path of this machine."""
+    run, systems = sim.run, vars(RunConfig(run="."))
+    for stage in marks:
+        for path in itertools.chain(*(run.glob(f"{stage}/{file}") for file in FILES)):
+            if not path.resolve().is_relative_to(run.resolve()):
+                raise UsageError(f"{path} is a link that leaves the run; put the file there.")
+            target = folder / path.relative_to(run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        if settings := read_json(run / stage / "config.json"):
+            write_json(folder / stage / "config.json",
+                       settings | {key: systems[key] for key in settings if key in systems})
+    write_json(folder / "config.json", {"library_name": "ups", "stages": marks})
 
 
 def card(sim, name, license=None):

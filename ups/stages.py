@@ -31,11 +31,19 @@ INHERITED = "data", "tasks", "axes", "facts", "cache"  # from the operator, unle
 
 @dataclasses.dataclass
 class Loaded:
-    model: nn.Module           # frozen, in evaluation mode
+    """A finished stage of a run: its frozen model, and what it was trained with."""
+
+    run: Path
+    model: nn.Module           # in evaluation mode
     config: dict               # model/config.json: sizes, tasks, lineage
     settings: SimpleNamespace  # the stage's own configuration: tasks, strides, codec, ...
     mark: str                  # fingerprint
     choices: dict              # what it chose on validation: choices.json
+
+    @property
+    def facts(self):
+        """{name: Facts} of the data sets, in the operator's order."""
+        return {facts.name: facts for facts in map(from_plain, self.config["fields"])}
 
     @property
     def history(self):
@@ -48,18 +56,33 @@ class Loaded:
         return {n: known.get(str(n), []) for n in getattr(self.settings, "strides", [1])}
 
 
+def load_codec(run, name, lineage=None):
+    """The codec of a data set in a run, frozen, and its fingerprint; with a `lineage` only the one
+    that an operator of it was trained with."""
+    config, tensors = load_model(Path(run) / "codec" / name / "model")
+    mark = config.pop("fingerprint")
+    if lineage is not None and lineage.get(f"codec of {name}") != mark:
+        raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was trained "
+                         "with; put that one back.")
+    codec = build_codec(config)
+    codec.load_state_dict(tensors)
+    return codec.eval().requires_grad_(False), mark
+
+
 def load_operator(run, model=None):
     """`model` is the class of an operator of your own, called with its configuration and tasks.
 
     No code is ever loaded because a folder names it.
     """
-    known = model or LatentOperator
+    if not isinstance(known := model or LatentOperator, type):
+        raise UsageError(f"model={model!r}: it is a class, as docs/template.md describes.")
 
     def build(config, tasks):
         if (name := config.get("class")) != known.__name__:
-            raise UsageError(f"{run} holds an operator of class {name}, not {known.__name__}; say "
-                             f"where its code is: `--model FILE.py:{name}`, or `model={name}` in "
-                             "Python.")
+            cure = ("leave --model, or model=, out" if name == LatentOperator.__name__ else
+                    f"say where its code is: `--model FILE.py:{name}`, or `model={name}` in Python")
+            raise UsageError(f"{run} holds an operator of class {name}, not {known.__name__}; "
+                             f"{cure}.")
         sizes = config["model"]
         return known(SimpleNamespace(**sizes) if model else BodyConfig(**sizes), tasks)
 
@@ -71,37 +94,21 @@ def load_class(text):
     if not text:
         return None
     path, _, name = text.rpartition(":")
-    if not Path(path).is_file():
-        raise UsageError(f"--model {text}: expected FILE.py:Class, and there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = import_file(path, f"--model {text}: expected FILE.py:Class, and ")
     if not isinstance(kind := getattr(module, name, None), type):
         raise UsageError(f"--model {text}: {path} has no class {name}.")
     return kind
 
 
-def facts_of(operator):
-    """{name: Facts} of the data sets of an operator (Loaded), in its order."""
-    return {facts.name: facts for facts in map(from_plain, operator.config["fields"])}
-
-
-def load_codec(folder):
-    """A codec, in evaluation mode and without gradients, and its fingerprint."""
-    config, tensors = load_model(folder)
-    mark = config.pop("fingerprint")
-    codec = build_codec(config)
-    codec.load_state_dict(tensors)
-    return codec.eval().requires_grad_(False), mark
-
-
-def own_codec(run, name, lineage):
-    """The codec that an operator of this lineage was trained with, and its fingerprint."""
-    codec, mark = load_codec(Path(run) / "codec" / name / "model")
-    if lineage.get(f"codec of {name}") != mark:
-        raise UsageError(f"{run}/codec/{name} is not the codec that {run}/operator was trained "
-                         "with; put that one back.")
-    return codec, mark
+def import_file(path, said=""):
+    """A Python file as a module; `said` begins the sentence where there is none."""
+    path = Path(path)
+    if not path.is_file() or path.suffix != ".py":
+        raise UsageError(f"{said}there is no script {path}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def finished(run):
@@ -131,7 +138,7 @@ def load_generator(run, stage, operator):
         if mark and loaded.config["lineage"].get(parent, mark) != mark:
             raise UsageError(f"{Path(run) / stage} was trained for another {parent} than the one "
                              f"in {Path(run) / parent}; train it again in a new --run.")
-    known = [loaded.choices.get(name, {}) for name in facts_of(operator)]
+    known = [loaded.choices.get(name, {}) for name in operator.facts]
     default = PERTURBATION if stage == "operator" else 0.0
     loaded.model.calls = getattr(loaded.settings, "calls", 1)
     loaded.model.strength = [one.get("strength", 1.0) for one in known]
@@ -170,5 +177,5 @@ def load_stage(run, stage, build):
     settings = nested(read_json(begun))
     if not vars(settings):
         raise UsageError(f"{folder} has no config.json; put it back, or train a new --run.")
-    return Loaded(model.eval().requires_grad_(False), config, settings, config["fingerprint"],
-                  read_json(folder / "choices.json"))
+    return Loaded(Path(run), model.eval().requires_grad_(False), config, settings,
+                  config["fingerprint"], read_json(folder / "choices.json"))

@@ -21,7 +21,7 @@ PROTOCOLS = ("initial", "pdebench")
 
 def open_data(accelerator, cfg, operator):
     """Tasks of the operator (Loaded), with fields that begin where the protocol begins."""
-    known, tasks = load_tasks(cfg.run, operator, accelerator.device), []
+    known, tasks = load_tasks(operator, accelerator.device), []
     for fields in on_main(accelerator, _find, cfg, operator):
         name = fields.facts.name if len(known) > 1 else next(iter(known))
         if name not in known:

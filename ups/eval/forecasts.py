@@ -49,7 +49,7 @@ def make_forecasts(task, index, operator):
         z0, inputs = task.encode(s.whole[:, :task.history].roll(moves, axes)).squeeze(1), None
         if s.inputs is not None:
             v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
-            inputs = task.codec.encode_inputs(v).unflatten(0, s.inputs.shape[:2])
+            inputs = task.encode_inputs(v.unflatten(0, s.inputs.shape[:2]))
         for p in rolled_out(s, z0=z0, inputs=inputs):
             yield p.roll([-n for n in moves], axes)
 
