@@ -115,13 +115,6 @@ def test_error_leaves_out_a_channel_that_is_zero():
     assert component_errors(codec, [u]).isfinite().all()
 
 
-def test_fit_does_not_depend_on_the_batches():
-    u = smooth(30, 2, (16, 8))
-    a, b = (fit(u, patch=(4, 2), batch=n, components=6) for n in (1, 30))
-    for name, value in a.state_dict().items():
-        torch.testing.assert_close(value, b.state_dict()[name], atol=1e-10, rtol=1e-10)
-
-
 def test_constant_channel_and_dead_components_do_not_divide_by_zero():
     u = smooth(8, 2, (16,))
     u[:, 1] = 3.0

@@ -228,30 +228,3 @@ def test_few_steps_of_the_exact_jump_give_the_distribution():
     torch.testing.assert_close(one, exact)
     three = few_step(net, y, angles(8)[[0, 3, 5]], noise)
     assert seen == [1, 2] and wasserstein(three, exact) < 0.01 and (three - one).abs().mean() > 0.1
-
-
-def test_distillation_ends_in_one_call_where_the_sampler_ends():
-    """One scale and one shift per angle: an affine flow needs no more."""
-    ladder, at = angles(12), [0, 5]
-    levels = ladder[at].clamp(max=LAST).tan().log() / 4
-    table = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
-
-    def student(y, c_noise):
-        w = table[(levels - c_noise[:, None]).abs().argmin(1)]
-        return over(w[:, 0], y) * y + over(w[:, 1], y)
-
-    y, optimizer = normal(1, 200, 1), torch.optim.LBFGS([table], tolerance_grad=1e-12)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = distillation_loss(student, gaussian, y, ladder, at).mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    with torch.no_grad():
-        sample = multistep(gaussian, y, ladder)
-        error = few_step(student, y, ladder[:1]) - sample
-        again = few_step(student, y, ladder[at], lambda i: normal(1, 200, 1, seed=7))
-    assert error.abs().max() < 0.01 * sample.std(), error.abs().max()
-    assert abs(again.mean() - MEAN) < 0.1 and abs(again.std() / sample.std() - 1) < 0.1

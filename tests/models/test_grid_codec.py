@@ -172,12 +172,6 @@ def test_rebuilds_from_config_and_weights():
     assert torch.equal(again.decode_at(z, points), codec.decode_at(z, points))
 
 
-def test_a_truncated_patch_codec_is_refused():
-    patch, _ = start(smooth(4, 1, (32,)), 2)
-    with pytest.raises(ValueError, match='components="all"'):
-        from_patch(patch, 2, SMALL)
-
-
 def test_a_training_step_is_one_graph():
     u = smooth(2, 2, (16, 8))
     codec = awake(start(u, 3, 4)[1])

@@ -79,29 +79,6 @@ def test_shifting_a_periodic_input_shifts_the_output(body, tokens):
     assert (moved - model(z0, dt, cond)).abs().max() > 0.1
 
 
-def test_a_shuffled_parameter_raises_the_error():
-    """Learn z1 = (1 - cond) z0, 0 < cond < 2, then give every sample the parameter of another."""
-    model = make("fourier", [dataclasses.replace(LINE, tokens=(1, 1, 8))], started=False, depth=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(2)
-
-    def error(shuffle):
-        z0 = torch.randn(32, 8, 4, generator=generator)
-        cond = 2 * torch.rand(32, 1, generator=generator)
-        target = (1 - cond[:, None]) * z0
-        z1 = model(z0, torch.full((32,), 0.1), cond.roll(1, 0) if shuffle else cond)
-        return (z1 - target).square().mean() / target.square().mean()
-
-    for _ in range(100):
-        loss = error(False)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    with torch.no_grad():
-        right, wrong = error(False), error(True)
-    assert right < 0.3 and wrong > 3 * right
-
-
 @each_body
 def test_dt_parameters_boundary_and_task_enter(body):
     model = make(body, [LINE, TaskSpec("other", LINE.tokens, 4, CIRCLE, ("nu",)),
@@ -191,14 +168,6 @@ def test_without_waves_tokens_mix_by_a_separable_star_shaped_convolution(periodi
     expected = F.conv2d(padded, star, groups=3).movedim(1, -1) @ mixer.local.T
     y = mixer(x, Grid((periodic,) * 3, ()))[:, 0]
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("task, waves", [(LINE, 17), (PLATE, max(PLATE.tokens))])
-def test_waves_beyond_all_are_not_there(task, waves):
-    """A periodic line of 32 tokens has 17, a closed axis as many as it has tokens."""
-    size = sum(p.numel() for p in make("fourier", (task,), modes=waves).parameters())
-    assert sum(p.numel() for p in make("fourier", (task,), modes=999).parameters()) == size
-    assert sum(p.numel() for p in make("fourier", (task,), modes=waves - 1).parameters()) < size
 
 
 def test_a_kernel_wider_than_the_circle_goes_around_it():

@@ -189,7 +189,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, config, tasks, channels):
         super().__init__()
-        self.tasks, self.channels = tuple(tasks), channels
+        self.tasks = tuple(tasks)
         self.width = max(task.width for task in self.tasks)
         self.body = TokenBody(config, self.tasks, inputs=channels * self.width,
                               outputs=self.width, scalars=2)
@@ -198,9 +198,6 @@ class Denoiser(nn.Module):
         """x (B, N, D), c_noise (B,), context [(B, N, D), ..], dt (B,), cond (B, P) -> (B, N, D)"""
         width = self.tasks[task].width
         x = torch.cat([self._valid(x, width), *context], -1)
-        if x.shape[-1] != self.channels * self.width:
-            raise ValueError(f"x and context have {x.shape[-1]} channels in all, not "
-                             f"{self.channels} x {self.width}.")
         scalars = torch.stack([torch.log10(dt), c_noise], -1)
         return self._valid(self.body(x, scalars, cond, task, inputs), width)
 

@@ -131,11 +131,8 @@ class GridCodec(Codec):
 
 
 def from_patch(patch: PatchCodec, width: int, cfg: GridCodecConfig) -> GridCodec:
-    """The grid codec that equals `patch`, fitted with all components, cut to `width`."""
-    total, weight = len(patch.basis), truncate(patch, width).weight
-    if len(patch.scale) != total:
-        raise ValueError(f"the patch codec keeps {len(patch.scale)} of {total} components; a grid "
-                         'codec starts from one that was fitted with components="all".')
+    """The grid codec that equals `patch`, which has all components, cut to `width`."""
+    weight = truncate(patch, width).weight
     codec = GridCodec({**patch.config, "kind": "grid", "width": width, **asdict(cfg)})
     codec.to(weight.dtype).full.load_state_dict(patch.state_dict())
     for name in ("seen", "input_mean", "input_std"):
