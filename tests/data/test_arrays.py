@@ -174,7 +174,7 @@ def test_a_folder_of_single_trajectories(tmp_path):
 
 def test_folders_of_files_and_of_splits(tmp_path):
     u = noise(N, T, X)
-    for i, split in enumerate(("train", "train", "valid", "test")):
+    for i, split in enumerate(("train", "train", "val", "test")):  # or valid
         (tmp_path / "mine" / split).mkdir(parents=True, exist_ok=True)
         write_fields(tmp_path / "mine" / split / f"{i}.h5", u, dt=0.5, params={"nu": i})
     files = open_folder(tmp_path / "mine")

@@ -64,8 +64,11 @@ def test_recognition_is_exact_or_asks(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="The mean of u is said to be conserved, but moves by"):
         check_said(open_fields("burgers1d", path))
     by_hand.build("burgers1d", path.parent / "1D_Burgers_Sols_Nu0.01.hdf5", seed=1)
-    (file,), = find(path.parent, ("burgers1d",)).values()  # a named file is meant, not the other
-    assert file.path.name == "1D_Burgers_Sols_Nu0.01.hdf5"
+    for tasks in (("burgers1d",), ()):  # a named file is meant, not the other
+        (file,), = find(path.parent, tasks).values()
+        assert file.path.name == "1D_Burgers_Sols_Nu0.01.hdf5"
+        assert file.warnings == ("beside it allen_cahn.h5 is left out; name it in --data.",) * (
+            not tasks)
 
 
 def test_data_that_are_nothing_are_listed(tmp_path):

@@ -9,6 +9,7 @@ import itertools
 import shlex
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,8 +142,14 @@ def _sets(path, names, said_so, axes, said):
     sure = [name for name, certain in fits if certain]
     if sure or bundled:
         found = {name: fits[name, True] or fits[name, False] * said_so for name in names or sure}
-        return {name: [open_pdebench(one, name) for one in ones]
-                for name, ones in found.items() if ones}
+        found = {name: [open_pdebench(one, name) for one in ones]
+                 for name, ones in found.items() if ones}
+        if left := [one.name for (_, certain), ones in fits.items() for one in ones
+                    if not certain and not names]:
+            file = found[sure[0]][0]
+            found[sure[0]][0] = replace(file, warnings=(
+                *file.warnings, f"beside it {' '.join(left)} is left out; name it in --data."))
+        return found
     if len(own) > 1 or path.is_dir() and own == [path] != _entries(path):
         files = open_folder(path, axes, said)
     else:

@@ -18,7 +18,7 @@ from ups.data.facts import words
 from ups.data.file import found
 from ups.data.stores import HDF5, Variable, opened
 
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # of folders
+SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}  # of folders
 GROUPS = {"dimensions", "t0_fields", "t1_fields", "t2_fields"}
 
 
