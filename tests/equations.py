@@ -21,6 +21,23 @@ def smooth(rng, n, *grid, waves=3):
     return u / 2
 
 
+def hdf5(path, variables, coordinates=None, **attributes):
+    """Write {name: (axes, values)} with dimension scales, as netCDF-4 does."""
+    with h5py.File(path, "w") as f:
+        for axis, values in (coordinates or {}).items():
+            f[axis] = values
+            f[axis].make_scale(axis)
+        for name, (axes, values) in variables.items():
+            f[name] = values
+            for k, axis in enumerate(axes.split()):
+                if axis not in f:  # no coordinate: big-endian zeros, as netCDF writes them
+                    f.create_dataset(axis, (values.shape[k],), ">f4")
+                    f[axis].make_scale(f"This is a netCDF dimension but not a netCDF variable. {k}")
+                f[name].dims[k].attach_scale(f[axis])
+        f.attrs.update(attributes)
+    return path
+
+
 def kdv(folder, n=40, points=64, frames=11):
     """u_t + u u_x + d^2 u_xxx = 0: an .npz of bare arrays; integrating factor, Runge-Kutta 4."""
     rng, h, steps = np.random.default_rng(0), 2e-3, 25
@@ -93,20 +110,14 @@ def advection_diffusion(folder, n=40, grid=(24, 16), frames=9):
         d = rate(c + h / 2 * b)
         c = c + h / 6 * (a + 2 * b + 2 * d + rate(c + h * d))
     c = np.stack(out, 1).astype("f4")
-    path = folder / "advected.nc"
-    with h5py.File(path, "w") as f:
-        scales = {"sample": np.arange(n), "time": h * steps * np.arange(frames), "x": x + 0.5 / nx,
-                  "y": (np.arange(ny) + 0.5) / ny}
-        for name, values in scales.items():
-            f.create_dataset(name, data=values).make_scale(name)
-        fields = {"c": (c, "sample time x y"),
-                  "vx": ((across_x + np.roll(across_x, -1, 1)) / 2, "sample x y"),
-                  "vy": (np.diff(-psi, axis=1, append=-psi[:, :1])[:, :, 1:] * nx, "sample x y")}
-        for name, (values, axes) in fields.items():
-            f.create_dataset(name, data=values.astype("f4"))
-            for k, axis in enumerate(axes.split()):
-                f[name].dims[k].attach_scale(f[axis])
-        f.attrs.update(boundary="periodic closed", inputs="vx vy", conserved="c")
+    path = hdf5(folder / "advected.nc", {
+        "c": ("sample time x y", c),
+        "vx": ("sample x y", ((across_x + np.roll(across_x, -1, 1)) / 2).astype("f4")),
+        "vy": ("sample x y", (nx * np.diff(-psi, axis=1, append=-psi[:, :1])[:, :, 1:]
+                              ).astype("f4"))},
+        {"sample": np.arange(n), "time": h * steps * np.arange(frames), "x": x + 0.5 / nx,
+         "y": (np.arange(ny) + 0.5) / ny},
+        boundary="periodic closed", inputs="vx vy", conserved="c")
     return path, [], c[:, :, None]
 
 

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from equations import hdf5
 
 from ups.config import UsageError
 from ups.data import write_fields
@@ -21,23 +22,6 @@ CENTRES = (np.arange(X) + 0.5) / X * 2
 
 def noise(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("f4")
-
-
-def hdf5(path, variables, coordinates=None, **attributes):
-    """Write {name: (axes, values)} with dimension scales, as netCDF-4 does."""
-    with h5py.File(path, "w") as f:
-        for axis, values in (coordinates or {}).items():
-            f[axis] = values
-            f[axis].make_scale(axis)
-        for name, (axes, values) in variables.items():
-            f[name] = values
-            for k, axis in enumerate(axes.split()):
-                if axis not in f:  # no coordinate: big-endian zeros, as netCDF writes them
-                    f.create_dataset(axis, (values.shape[k],), ">f4")
-                    f[axis].make_scale(f"This is a netCDF dimension but not a netCDF variable. {k}")
-                f[name].dims[k].attach_scale(f[axis])
-        f.attrs.update(attributes)
-    return path
 
 
 def test_named_axes_in_any_order(tmp_path):

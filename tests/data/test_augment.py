@@ -49,20 +49,6 @@ def test_moved_solutions_are_solutions(name):
     assert not torch.allclose(start, u0, atol=0.05)
 
 
-def test_shifts_and_mirrors_are_what_they_say():
-    u = torch.arange(24.0).view(3, 1, 2, 4)  # (B, T, C, x)
-    fields = fields_of("cns1d", boundary=("periodic",), channels=("density", "Vx"), shifts=("x",))
-    shift = torch.tensor([[0, 0, 0.3], [0, 0, 0], [0, 0, 0.5]])
-    mirror = torch.tensor([[0.6], [0.4], [0.4]])
-    signs = torch.tensor([1.0, -1.0])[:, None]
-    expected = torch.stack([u[0].roll(1, -1), u[1].flip(-1) * signs,
-                            u[2].roll(-2, -1).flip(-1) * signs])
-    assert torch.equal(moved(u, fields, shift, mirror), expected)
-    assert torch.equal(moved(u, fields, shift),
-                       torch.stack([u[0].roll(1, -1), u[1], u[2].roll(2, -1)]))
-    assert torch.equal(moved(u, fields_of("cns1d", boundary=("closed",)), shift), u)
-
-
 def test_inputs_move_along_and_may_change_sign():
     """y is closed: no shift; of the velocity, the input, the component across x turns."""
     fields = fields_of("diffreact2d", boundary=("closed", "periodic"), shifts=("x",),

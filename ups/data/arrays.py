@@ -96,11 +96,12 @@ def _main(path, f, variables, words, facts):
 def _sort(path, f, variables, main, sizes, params):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
+    named = {f"{name}{end}": axis for axis in (*sizes, "channel") for end in ("", "-coordinate")
+             for name in (axis, "t" if axis == "time" else axis)}
     for one in variables:
-        why = ""
-        axis = next((axis for axis in (*sizes, "channel") for short in [
-            "t" if axis == "time" else axis] if one.name in (axis, short, f"{short}-coordinate")
-            and len(one.shape) <= 2 and not {*one.axes} & space - {axis}), None)  # else a field `t`
+        why, axis = "", named.get(one.name)
+        if len(one.shape) > 2 or {*one.axes} & space - {axis}:  # a field `t`
+            axis = None
         if not one.axes and one.shape in ((1, n := math.prod(one.shape)), (n, 1)):
             one = replace(one, shape=(n,))  # a vector of MATLAB
         one = replace(one, axes=one.axes or _guess(one, main, sizes))

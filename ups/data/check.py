@@ -50,7 +50,7 @@ class Look:
         self.given = facts.inputs and Averages(
             facts.inputs, facts.axes, (fields.inputs([row], self.frames)[0] for row in self.rows))
         # of each axis, the upper quartile: a few trajectories have a shock there
-        self.seams = [np.quantile(self.seen.seams[axis], 0.75, method="higher").item()
+        self.seams = [np.quantile(self.seen.seams[axis], 0.75, method="lower").item()
                       for axis in facts.axes]
 
     def read(self, rows):
