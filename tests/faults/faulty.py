@@ -35,7 +35,8 @@ import toy
 
 from ups import files
 from ups.config import UsageError, command, parse
-from ups.train import checkpoint
+from ups.train import checkpoint, tracking
+from ups.train import run as run_module
 from ups.train.run import Run
 
 COLLECTIVES = ("all_reduce", "broadcast", "broadcast_object_list", "monitored_barrier", "barrier",
@@ -219,6 +220,7 @@ def play(spec, cfg):
 
 
 def main():
+    run_module.REPEATS = tracking.PATIENCE = 600  # seconds: other people load the machine
     specs, cfg = json.loads(sys.argv[1]), parse(toy.Config, sys.argv[2:])
     with fsdp_on_cpu.strategy("fsdp") if os.environ.get("SHARDED") else contextlib.nullcontext():
         play_all(specs, cfg)

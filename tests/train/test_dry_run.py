@@ -65,7 +65,7 @@ def test_two_processes_beside_a_finished_run_that_is_locked(tmp_path, data):
     assert content(tmp_path) == before and not list(tmp_path.rglob("*dry_run*"))
     table = done.stdout[done.stdout.index("dry run of operator: 2 processes, cpu"):]
     assert len(re.findall(r"rank [01] 0\.[1-9]\d GiB", table)) == 2
-    assert 0 < float(re.search(r"seconds per step +([\d.]+)\n", table)[1]) < 5
+    assert float(re.search(r"seconds per step +([\d.]+)\n", table)[1]) > 0
     assert "4 rows fit, of 4 per process" in table
     checkpoint = tmp_path / "run" / "operator" / "checkpoints" / "step_12"
     size = sum(path.stat().st_size for path in checkpoint.iterdir())

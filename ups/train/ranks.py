@@ -105,27 +105,28 @@ class Deaths:
     def __init__(self, places):
         *here, own = place()
         self.signals, self.before, self.ended = {}, kernel_kills(), threading.Event()
-        if hasattr(os, "pidfd_open"):
-            for rank, (*where, pid) in enumerate(places):
-                if where == here and pid != own:
-                    threading.Thread(target=self._watch, args=(rank, pid), daemon=True).start()
+        self.watched = [(rank, pid) for rank, (*where, pid) in enumerate(places)
+                        if where == here and pid != own and hasattr(os, "pidfd_open")]
+        for one in self.watched:
+            threading.Thread(target=self._watch, args=one, daemon=True).start()
 
     def _watch(self, rank, pid):
         try:
-            handle, poll = os.pidfd_open(pid), select.poll()
-            poll.register(handle, select.POLLIN)
-            poll.poll()
-            os.close(handle)
-            status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+            with open(f"/proc/{pid}/stat") as stat:
+                handle, poll = os.pidfd_open(pid), select.poll()
+                poll.register(handle, select.POLLIN)
+                poll.poll()
+                status = int(stat.read().split()[-1])
+                os.close(handle)
         except OSError:  # its launcher was quicker
             return
         if os.WIFSIGNALED(status):
             self.signals[rank] = os.WTERMSIG(status)
             self.ended.set()
 
-    def story(self, patience=0.5):
+    def story(self, patience=2):
         """A sentence on the first death by a signal; empty without one."""
-        if not self.ended.wait(patience):
+        if not (self.watched and self.ended.wait(patience)):
             return ""
         rank, number = next(iter(self.signals.items()))
         memory = number == signal.SIGKILL and kernel_kills() > self.before
