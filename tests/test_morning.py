@@ -18,7 +18,7 @@ import train_operator
 from ups import Simulator
 from ups.data.__main__ import main as data_command
 from ups.data.find import open_data
-from ups.simulator import main as simulator_command
+from ups.export import main as simulator_command
 from ups.train.run import RunConfig
 
 TINY = ["--model.dim", "32", "--model.depth", "2", "--model.modes", "6", "--batch_size", "16",

@@ -15,7 +15,7 @@ from examples import own_model
 from ups import Simulator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.simulator import main as export
+from ups.export import main as export
 from ups.stages import load_class
 
 FILE = f"{ROOT}/examples/own_model.py:ConvNet"

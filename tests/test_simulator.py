@@ -22,9 +22,9 @@ from ups import Simulator
 from ups.config import UsageError
 from ups.data import write_fields
 from ups.eval.ensemble import member_noise, roll_out_members
+from ups.export import main
 from ups.latents import open_tasks
 from ups.relative_error import mean_relative_error
-from ups.simulator import main
 from ups.stages import preferred
 from ups.train.checkpoint import export_model, load_model
 
@@ -328,7 +328,7 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(u0="u0.npy"), "u0 holds no real numbers"),
     (dict(u0=torch.zeros(3, 1, 32) + 0j), "u0 holds no real numbers"),
     (dict(params={}), "params are none; burgers1d takes a dictionary of nu"),
-    (dict(params=0.1), "params are of <class 'float'>; burgers1d takes a dictionary of nu"),
+    (dict(params=np.ones(3)), "params are of <class .*ndarray'>; burgers1d takes a dictionary"),
     (dict(params={"nu": 1, "eta": 1}), "params are nu, eta; burgers1d takes a dictionary of nu"),
     (dict(params={"nu": 0}), "must be positive"),
     (dict(params={"nu": "low"}), r"params\['nu'\] holds no real numbers"),
@@ -346,8 +346,7 @@ def test_gradients_reach_the_initial_state_parameters_and_inputs(pushed, sim, st
     (dict(members=2, stride=1), "members go from frame to frame: leave dt, accuracy and stride"),
     (dict(grad=True, members=2), "grad=True keeps every step in memory"),
     (dict(out=np.zeros((3, 4, 1, 16))), r"shape \(3, 4, 1, 16\); this gives \(3, 4, 1, 32\)"),
-    (dict(dt=0.05), "dt=0.05: this run has learned steps of 0.25, 0.5, 1; .* by times=, multiples "
-                    r"of 0.25, .* stride=1\|2\|4"),
+    (dict(dt=0.05), "dt=0.05: this run has learned steps of 0.25, 0.5, 1; .* multiples of 0.25"),
     (dict(dt="long"), "dt='long': it is a number"),
     (dict(dt=0.5, stride=1), "give one of dt=, accuracy= and stride="),
     (dict(stride=3), "stride=3: this run has learned steps of 1, 2, 4 frames"),
