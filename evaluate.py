@@ -32,13 +32,13 @@ from ups.train.ranks import make_accelerator, on_main
 @dataclasses.dataclass(frozen=True)
 class Config:
     run: str = "runs/burgers1d"  # folder of the run; its stages are found in it
-    data: tuple[str, ...] = ()   # files or folders with fields, others too; empty: the run's own
+    data: tuple[str, ...] = ()   # files or folders, also of other data; empty: the run's own
     protocol: str = "initial"    # initial: from the first frame; pdebench: ten frames are given
     trajectories: int = 0        # of the test split; 0: all
     members: int = 0             # of an ensemble; 0: as its stage has it
     calls: int = 0               # of the network, to draw a member; 0: as the stage has it
     model: str = ""              # FILE.py:Class of an operator of your own
-    solver_seconds: float = 0.0  # of your solver for a trajectory: after how many does it pay?
+    solver_seconds: float = 0.0  # that your solver takes for a trajectory: when does it pay?
     seed: int = 0                # of members and intervals
 
     def __post_init__(self):

@@ -94,7 +94,7 @@ def parse(cls, argv=None, description=None):
     fields = dict(_fields(cls))
     parser = Parser(description=description, argument_default=argparse.SUPPRESS,
                     usage="%(prog)s [--flag value ..]")
-    parser.add_argument("--config", metavar="FILE", help="JSON or YAML of an earlier run")
+    parser.add_argument("--config", metavar="FILE", help="JSON or YAML with values of flags")
     sections = dict.fromkeys(section for _, _, section, _ in fields.values())
     groups = {title: parser.add_argument_group(title) for title in
               sorted(sections, key=lambda title: title == "run")}  # science first

@@ -63,15 +63,15 @@ class RunConfig:
     # run
     run: str = ""                # folder of the run; empty: runs/ and the names of the data sets
     cache: str = "cache"         # folder of the latents; made when absent
-    recompute: bool = False      # compute activations of a block twice: less memory, more time
+    recompute: bool = False      # compute activations of a block again: less memory, more time
     micro_batch: int = 0         # rows that a process computes at a time, to save memory; 0: all
-    workers: int = 0             # processes of each rank that load data; 0: it does so itself
+    workers: int = 0             # processes of each rank that load data; 0: the rank itself does
     compile: bool = False        # compile the model; on a GPU also replay steps as CUDA graphs
     log_every: int = 50          # steps between two lines of training metrics
     eval_every: int = 500        # steps between two validations
     save_every: int = 500        # steps between two checkpoints
     keep: int = 2                # checkpoints to keep, the newest
-    minutes: float = 0.0         # of all, validation and test included; sets --steps; 0: any
+    minutes: float = 0.0         # that all may take, test included: sets --steps; 0: no limit
     timeout: int = 600           # seconds after which a silent process is named and all end
     wandb: str = ""              # Weights & Biases project to log to; empty: none
     dry_run: bool = False        # take a few steps and say what the run needs, on N GPUs too
@@ -120,7 +120,7 @@ class Run:
     def loader(self, data):
         """A DataLoader whose global batch k is a function of (seed, k) alone.
 
-        `data`, or its `windows`, is a data set as docs/template.md says.
+        `data`, or its `windows`, is a data set as docs/template.md says under "Data".
         """
         windows, cfg = getattr(data, "windows", data), self.cfg
         here = getattr(windows, "device", None)  # where latents lie that are few enough for a GPU
