@@ -18,7 +18,7 @@ MAKE = """Solve a PDE of PDEBench, or run a solver of your own, and write what i
     python -m ups.data make ns2d --forcing stochastic --truth 512
     python -m ups.data make my_solver.py --samples 500 --out data/mine     docs/data.md
 
-Run it again and it skips the files that are complete. All else are settings of the solver:
+Run it again and it skips the files that are complete. Every other flag sets the solver:
 
     --samples 500   trajectories            --chunk 50     samples solved at once
     --grid 128      points per axis         --t_end 2      last time
