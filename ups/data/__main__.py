@@ -50,8 +50,8 @@ def parser():
     make.add_argument("--out", help="folder for the files [data]")
     make.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one")
     make.add_argument("--seed", type=int, help="of the initial conditions [0]")
-    make.add_argument("--truth", type=int, help="stochastic ns2d: continuations by the solver of "
-                      "16 test states")
+    make.add_argument("--truth", type=int, help="stochastic ns2d: how often the solver continues "
+                      "each of 16 test states")
     make.add_argument("--target", choices=("steady", "slice"),
                       help="darcy2d: the steady u, or the published one, at t = 1.75 of a march")
     make.add_argument("--forcing", choices=("constant", "stochastic"),
