@@ -39,25 +39,21 @@ def make(task, out="data", device=None, seed=0, words=(), **changes):
     `task` is that of a bundled solver, or a Python file with a solver. Its settings are `changes`,
     or `words` of a command line.
     """
-    out, bundled = Path(out), not task.endswith(".py")
-    preset = changes.pop("preset", "small") if bundled else ""
-    noisy = task == "ns2d" and changes.pop("forcing", "") == "stochastic"
-    truth = changes.pop("truth", 0) if noisy else 0
-    words = [*words, *(str(word) for key, value in changes.items()
-                       for word in (f"--{key}", *np.atleast_1d(value)))]
+    out = Path(out)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if not bundled:
+    if task.endswith(".py"):
         path = out if out.suffix in HDF5 else out / f"{Path(task).stem}.h5"
-        return [_make_own(Path(task), path, device, words, seed)]
-    if noisy:
-        return _make_stochastic(out, device, words, seed, truth)
-    solver = SOLVERS.get(task)
+        return [_make_own(Path(task), path, device, seed, words, changes)]
+    if task == "ns2d" and changes.pop("forcing", "constant") == "stochastic":
+        return _make_stochastic(out, device, seed, words, changes)
+    solver, preset = SOLVERS.get(task), changes.pop("preset", "small")
     if not solver or preset not in solver.PRESETS:
         there = ", ".join(solver.PRESETS if solver else SOLVERS)
         raise UsageError(f"there is no preset {preset}; there are {there}." if solver else
                          f"there is no solver for {task}; there are {there}, and any file.py "
                          "with one.")
-    settings = _settings(task, solver.PARAMS | solver.PRESETS[preset], words, solver.PARAMS)
+    known = solver.PARAMS | solver.PRESETS[preset]
+    settings = _settings(task, known, words, changes, several=solver.PARAMS)
     facts, paths = TASKS[task].facts.said() | (NS2D if task == "ns2d" else {}), []
     there = {path: settings_of(path) for path in sorted(out.glob("*.h*5"))}
     for values in itertools.product(*(np.atleast_1d(settings[key]) for key in solver.PARAMS)):
@@ -72,7 +68,7 @@ def make(task, out="data", device=None, seed=0, words=(), **changes):
     return paths
 
 
-def _make_own(source, path, device, words, seed, **defaults):
+def _make_own(source, path, device, seed, words, changes):
     """Write what `solve(generator, n)` of a Python file returns; its FACTS go to `write_fields`.
 
     A file that imports torch gets a torch.Generator on the device and runs here; any other gets
@@ -82,37 +78,40 @@ def _make_own(source, path, device, words, seed, **defaults):
     known, here = _load(source), re.search(r"^\s*(import|from)\s+torch\b", source.read_text(), re.M)
     settings = {name: one.default for name, one in inspect.signature(
         known["solve"]).parameters.items() if one.default is not one.empty}
-    job = {"samples": 100, "chunk": 64 if here else 8} | settings | defaults
-    job = _settings(source, job, words) | {"seed": seed, "solver": sha256(source)}
+    job = {"samples": 100, "chunk": 64 if here else 8} | settings
+    job = _settings(source, job, words, changes) | {"seed": seed, "solver": sha256(source)}
     solve = partial(_solve_own, source, job, {key: job[key] for key in settings},
                     device if here else None)
     parts = map(solve, _chunks(job)) if here else _in_processes(solve, _chunks(job))
     return _write(path, job, parts, **known.get("FACTS", {}))
 
 
-def _make_stochastic(out, device, words, seed, members):
+def _make_stochastic(out, device, seed, words, changes):
     path, truth = (out / f"ns2d_stochastic{end}" for end in (".h5", ".truth"))
-    _make_own(Path(stochastic.__file__), path, device, words, seed, samples=256)
+    members = changes.pop("truth", 0)
+    _make_own(Path(stochastic.__file__), path, device, seed, words, {"samples": 256} | changes)
     job = settings_of(path) | {"truth": members}
     if members and not _complete(truth, job):
         stochastic.write_truth(truth, path, job, partial(_generator, seed, device=device))
     return [path, truth] if members else [path]
 
 
-def _settings(task, known, changes, several=()):
-    """The settings `known` after `changes`, words of a command line; those in `several` are lists.
-    """
+def _settings(task, known, words, changes, several=()):
+    """The settings `known` after `changes` and `words`; those in `several` may have many values."""
     parser = Parser(prog=str(task), add_help=False)
     for key, value in known.items():
         parser.add_argument(f"--{key}", default=value, nargs="+" if key in several else None,
-                            type=int if isinstance(value, bool) else type(value))
-    found, rest = parser.parse_known_args(changes)
+                            type={int: int, bool: int, str: str}.get(type(value), float))
+    found, rest = parser.parse_known_args([*(
+        str(word) for key, value in changes.items()
+        for word in (f"--{key}", *np.atleast_1d(value))), *words])
     if rest:
         raise UsageError(f"{task} has no setting {rest[0].lstrip('-')}; it has "
                          f"{', '.join(sorted(known))}.")
     for key, value in vars(found).items():
         low, numbers = LEAST.get(key, -math.inf), value if isinstance(value, list) else [value]
-        if not all(isinstance(one, str) or low <= one < math.inf for one in numbers):
+        if value is not known[key] and not all(
+                isinstance(one, str) or low <= one < math.inf for one in numbers):
             raise UsageError(f"--{key} {value} is out of range; it must be finite"
                              f"{f' and at least {low}' if key in LEAST else ''}.")
     return vars(found)
