@@ -88,6 +88,7 @@ def test_fsdp_is_refused_in_one_sentence(tmp_path, data, monkeypatch):
 @pytest.mark.parametrize("more, words", [
     (["--tasks", "burgers1d", "advection1d"], "a codec belongs to one data set"),
     (["--width", "99"], "a patch of 8 values is compressed to 1 to 8"),
+    (["--model.hidden", "10"], "--model.hidden 10 must be a multiple of 4"),
 ])
 def test_wrong_use_is_one_sentence(tmp_path, data, more, words):
     with pytest.raises(UsageError) as caught:

@@ -298,6 +298,9 @@ def test_the_mean_change_in_a_step_counts_channels_by_their_share_of_the_field()
                                                  2: 4 * (3 / 4) ** 0.5})
     task = task_of(torch.tensor([3.0, 1.0]), 0 * z)
     assert task.typical_change == {1: 1.0}  # where nothing ever changes
+    task = task_of(torch.tensor([3.0, 1.0]), z)
+    task.cache.z.append(2 * z)  # shards of one trajectory each
+    assert task.typical_change == pytest.approx({1: (1 + 3 + 2 + 6) / 4 * (3 / 4) ** 0.5})
 
 
 def test_a_forced_axis_is_not_shifted_and_the_operator_sees_the_place(tmp_path):

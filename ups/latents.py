@@ -9,6 +9,7 @@ made from; what does not belong together is refused.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -86,7 +87,8 @@ class TaskLatents:
         """{stride: mean square over the tokens of every change in a step, (T - stride, D) of each
         trajectory}"""
         found = {stride: [] for stride in self.strides}
-        for z in self.cache.z[0][:CHANGES]:  # one at a time: some are large
+        whole = itertools.chain.from_iterable(self.cache.z)  # over the shards
+        for z in itertools.islice(whole, CHANGES):  # one at a time: some are large
             for stride, squares in found.items():
                 change = z[stride:].float() - z[:-stride].float()
                 squares.append(change.square().mean(1, dtype=torch.float64))

@@ -12,7 +12,7 @@ from ups.models.codec import build_codec, fit_patch, truncate
 from ups.models.grid_codec import GridCodecConfig, codec_loss, from_patch, measure_weight
 from ups.relative_error import mean_relative_error
 
-SMALL = GridCodecConfig(hidden=16, depth=2, heads=2, frequencies=3)
+SMALL = GridCodecConfig(hidden=16, depth=2)
 GRIDS = {1: ((32,), 4), 2: ((16, 8), 4), 3: ((8, 4, 8), 2)}
 
 

@@ -9,6 +9,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+HEADS = 4        # of the attention to latent tokens
+FREQUENCIES = 4  # of the place inside a token
+
 
 def interpolate(u: Tensor, points: Tensor, periodic: tuple[bool, ...], offset: float = 0.5,
                 fourier: bool = True) -> Tensor:
@@ -49,17 +52,17 @@ class AnyPoint(nn.Module):
     continuous where the nearest token changes.
     """
 
-    def __init__(self, dim: int, heads: int, frequencies: int, codec):
+    def __init__(self, dim: int, codec):
         super().__init__()
-        self.heads, self.offset = heads, codec.offset
+        self.offset = codec.offset
         self.axes = list(zip(codec.grid, codec.patch, codec.tokens, codec.periodic, strict=True))
-        code = 2 * len(codec.grid) * frequencies
+        code = 2 * len(codec.grid) * FREQUENCIES
         self.query = nn.Linear(code, dim)
         self.place = nn.Linear(code, 3 * dim)
         self.read = nn.Linear(dim, 2 * dim, bias=False)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(),
                                  zero(nn.Linear(2 * dim, codec.channels)))
-        frequency = math.pi / 2 * torch.arange(1, frequencies + 1)
+        frequency = math.pi / 2 * torch.arange(1, FREQUENCIES + 1)
         self.register_buffer("frequency", frequency, persistent=False)
 
     def fourier(self, place: Tensor) -> Tensor:
@@ -84,9 +87,9 @@ class AnyPoint(nn.Module):
         # four times the place in the nearest token: periodic, so nothing jumps at its edge
         query = self.query(self.fourier(4 * place[:, place.shape[1] // 2]))  # (P, dim)
 
-        heads = (self.heads, -1)
+        heads = (HEADS, -1)
         score = (query[:, None] * key).unflatten(-1, heads).sum(-1)  # (B, P, M, heads)
-        score = score / math.sqrt(query.shape[-1] / self.heads)
+        score = score / math.sqrt(query.shape[-1] / HEADS)
         rim = (math.pi / 3 * place).cos().square().prod(-1, keepdim=True).clamp(min=1e-9)
         share = (score + rim.log()).softmax(2)
         return self.mlp((share[..., None] * value.unflatten(-1, heads)).sum(2).flatten(-2))

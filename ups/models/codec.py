@@ -45,10 +45,7 @@ def build_codec(config: dict) -> "Codec":
     """Rebuild a codec from its `config`; its weights come from `load_state_dict`."""
     from ups.models.grid_codec import GridCodec  # it is built on this file
 
-    kinds = {"patch": PatchCodec, "grid": GridCodec}
-    if (kind := config.get("kind")) not in kinds:
-        raise ValueError(f"codec kind {kind!r} is unknown; it is one of {list(kinds)}.")
-    return kinds[kind](config)
+    return (GridCodec if config["kind"] == "grid" else PatchCodec)(config)
 
 
 class Codec(nn.Module):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ups.models.any_point import AnyPoint, interpolate, zero
+from ups.models.any_point import HEADS, AnyPoint, interpolate, zero
 from ups.models.codec import Codec, PatchCodec, truncate
 from ups.relative_error import mean_relative_error
 
@@ -32,11 +32,13 @@ from ups.relative_error import mean_relative_error
 class GridCodecConfig:
     hidden: int = 96  # channels of the convolutions
     depth: int = 3  # residual blocks in the encoder and in the decoder
-    heads: int = 4  # of the any-point decoder
-    frequencies: int = 4  # of the place inside a token
-    bound: float = 10.0  # |z| stays below
+
+    def __post_init__(self):
+        if self.hidden < 1 or self.hidden % HEADS:
+            raise ValueError(f"hidden {self.hidden} must be a multiple of {HEADS}.")
 
 
+BOUND = 10.0  # |z| stays below
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
@@ -85,22 +87,22 @@ class GridCodec(Codec):
         super().__init__(config)
         cfg = GridCodecConfig(**{k: config[k] for k in GridCodecConfig.__dataclass_fields__})
         width, total = config["width"], self.channels * math.prod(self.patch)
-        self.bound, self.first = cfg.bound, min(width, total - 1)  # the first dropped component
+        self.first = min(width, total - 1)  # the first dropped component
         self.full = PatchCodec({**config, "kind": "patch", "width": total})
         self.encoder = Context(total, width, cfg, self.tokens, self.periodic)
         self.decoder = Context(width, total, cfg, self.tokens, self.periodic)
-        self.point = AnyPoint(cfg.hidden, cfg.heads, cfg.frequencies, self)
+        self.point = AnyPoint(cfg.hidden, self)
 
     def encode(self, u: Tensor) -> Tensor:
         width, scale, rest = self.width, self.full.scale, self.full.scale[self.first]
         a = self.full.encode(u) * (scale / scale.maximum(rest))
         y = a[..., :width] + self.encoder(a)[1] * (rest / scale[:width])
-        return y / (1 + (y / self.bound).square()).sqrt()
+        return y / (1 + (y / BOUND).square()).sqrt()
 
     def free(self, z: Tensor) -> Tensor:
         """Undo the bound; a latent outside it, from an operator gone astray, stays finite."""
-        z = z.clamp(-0.999 * self.bound, 0.999 * self.bound)
-        return z / (1 - (z / self.bound).square()).sqrt()
+        z = z.clamp(-0.999 * BOUND, 0.999 * BOUND)
+        return z / (1 - (z / BOUND).square()).sqrt()
 
     def decode(self, z: Tensor) -> Tensor:
         return self._decode(z)[1]
