@@ -17,13 +17,19 @@ from pathlib import Path
 
 from ups.config import UsageError, check, command, flat, parse
 from ups.eval.data import PROTOCOLS, in_words, open_data
-from ups.eval.ensemble import drawn, dressed
-from ups.eval.ensemble_scores import against_truth, truth_of
+from ups.eval.ensemble import drawn, yardsticks
 from ups.eval.forecasts import make_forecasts, scored
-from ups.eval.measure import best_median_worst, by_lead, measure, show, spectrum_leads, summarise
+from ups.eval.measure import (
+    best_median_worst,
+    by_lead,
+    judge,
+    plan_rows,
+    show,
+    spectrum_leads,
+)
 from ups.eval.metrics import DEFINITIONS
-from ups.eval.plans import plan_rows
 from ups.eval.report import made_with, pays, write_report
+from ups.eval.truth import against_truth, truth_of
 from ups.files import read_json
 from ups.stages import finished, load_class, load_generator, load_operator
 from ups.train.ranks import make_accelerator, on_main
@@ -64,40 +70,31 @@ def load_stages(run, model):
                                      for stage in finished(run)}
 
 
-def evaluate(accelerator, cfg, task, index, stages, perturbed=None):
+def evaluate(accelerator, cfg, task, index, stages, perturbed):
     """Numbers and pictures of a task, the same on every rank."""
     spec, test = scored(task), task.fields.split("test")[: cfg.trajectories or None]
-    operator, sizes, calls = stages["operator"].model, {}, {}
-    plain = make_forecasts(task, index, operator)
-    shown = {"operator": plain["operator"]}
-    for name in [name for name in stages if name != "operator"]:
-        model, own = stages[name].model, getattr(stages[name].settings, "calls", 1)
-        most = {"ensemble": 1, "consistency": own}.get(name, math.inf)  # that it has learned
-        sizes[name] = cfg.members or stages[name].settings.members
-        model.calls = calls[name] = min(cfg.calls or own, most)
-        shown[name] = drawn(model, task, index, sizes[name], cfg.seed)
-    others = {}
-    if perturbed:  # what an ensemble must beat, without a network of its own
-        size = cfg.members or max(sizes.values(), default=8)
-        sizes |= {"perturbed": size, "dressing": size}
-        others = {"perturbed": drawn(perturbed, task, index, size, cfg.seed)}
-        if not task.fields.all_test:  # dressing has the operator's errors on val
-            others["dressing"] = dressed(operator, task, index, accelerator.device, size, cfg.seed)
-    tables, milliseconds = measure(accelerator, task, shown | others | plain, test,
-                                   members=max(sizes.values(), default=1), title=task.name)
-    truth = tables.pop("truth")
+    operator, shown = stages["operator"].model, {}
+    generators = {name: stage for name, stage in stages.items() if name != "operator"}
+    most = max((cfg.members or stage.settings.members for stage in generators.values()), default=8)
+    for name, stage in generators.items():
+        own = getattr(stage.settings, "calls", 1)
+        learned = {"ensemble": 1, "consistency": own}.get(name, math.inf)
+        stage.model.calls = min(cfg.calls or own, learned)
+        shown[name] = drawn(stage.model, task, index, cfg.members or stage.settings.members,
+                            cfg.seed)
+    others = yardsticks(task, index, operator, perturbed, cfg.members or most, cfg.seed)
+    shown = {"operator": others.pop("operator")} | shown
+    found, tables = judge(accelerator, task,
+                          shown | others | make_forecasts(task, index, operator), test, cfg.seed,
+                          members=most, title=task.name)
     result = {
         "pde": spec.equation, "protocol": in_words(spec, cfg.protocol, task.history),
         "trajectories": len(test), "grid": spec.grid, "channels": spec.channels, "dt": spec.dt,
         "steps": spec.frames - 1, "conserved": [spec.channels[c] for c in task.conserved],
         "spectrum_leads": spectrum_leads(spec.frames),
-        "spectrum": truth["spectrum"].mean(0).tolist(),
+        "spectrum": tables["truth"]["spectrum"].mean(0).tolist(),
         "plans": plan_rows(accelerator, task, index, operator, test),
-        "solver_seconds": cfg.solver_seconds,
-        "forecasts": {
-            name: {"milliseconds": milliseconds[name], "calls": calls.get(name, 1)}
-            | summarise(table, tables["operator"], spec, sizes.get(name, 1), cfg.seed)
-            for name, table in tables.items()}}
+        "solver_seconds": cfg.solver_seconds, "forecasts": found}
     if path := truth_of(task):
         result["against_truth"] = against_truth(accelerator, task, path, shown | others)
     if cfg.solver_seconds and not task.fields.all_test:  # else its training is not known

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from ups.config import check, command, parse
-from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
+from ups.eval.finish import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.diffusion import distillation_loss
 from ups.models.generators import JUMPS, LADDER
@@ -129,9 +129,8 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             run.export(model, {key: teacher.config[key] for key in ("model", "tasks", "fields")})
-            generators = {f"diffusion, {teacher.model.calls} calls": teacher.model,
-                          f"student, {cfg.calls} call{'s' * (cfg.calls > 1)}": student}
-            finish_ensembles(run, operator, generators, data.tasks)
+            finish_ensembles(run, operator, {"diffusion": teacher.model, "consistency": student},
+                             data.tasks)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from ups.config import check, command, parse
-from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
+from ups.eval.finish import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss, training_angle
@@ -141,8 +141,7 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             run.export(model, {key: operator.config[key] for key in ("tasks", "fields")})
-            finish_ensembles(run, operator, {f"diffusion, {cfg.calls} calls": diffusion},
-                             data.tasks)
+            finish_ensembles(run, operator, {"diffusion": diffusion}, data.tasks)
 
 
 if __name__ == "__main__":

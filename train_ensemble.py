@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ups.config import check, command, parse
-from ups.eval.ensemble_scores import finish_ensembles, validate_ensemble
+from ups.eval.finish import finish_ensembles, validate_ensemble
 from ups.latents import open_latents
 from ups.models.body import BodyConfig
 from ups.models.generators import Ensemble, Perturbed, fair_crps
@@ -140,7 +140,7 @@ def main(argv=None):
         # export and test
         with ema.applied(model, best=True):
             run.export(model, {key: operator.config[key] for key in ("model", "tasks", "fields")})
-            finish_ensembles(run, operator, {"ensemble, 1 call": generator}, data.tasks)
+            finish_ensembles(run, operator, {"ensemble": generator}, data.tasks)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from benchmarks.baselines import BASELINES, chosen_for, train_baseline
 from benchmarks.bench import heading, row
 from ups.config import RunError, UsageError, check, command, flat, parse
 from ups.data.solvers import SOLVERS
-from ups.eval.finish import operator_errors
+from ups.eval.forecasts import make_forecasts
+from ups.eval.measure import measure
 from ups.eval.metrics import NRMSE, interval, resamplings
 from ups.eval.plots import picture
 from ups.files import lock_folder, read_json, write_json
@@ -112,8 +113,10 @@ def train_operator(cell, folder):
             data=cell["folder"], tasks=cell["task"], seed=cell["seed"])]
 
     def finish(run, model, tasks):
-        tables = operator_errors(run.accelerator, model, tasks[0], 0,
-                                 tasks[0].fields.split(cell["split"]), ("operator", "one_step"))
+        forecasts = make_forecasts(tasks[0], 0, model)
+        tables = measure(run.accelerator, tasks[0],
+                         {name: forecasts[name] for name in ("operator", "one_step")},
+                         tasks[0].fields.split(cell["split"]), only=("nrmse",))
         result["tables"] = {name: tables[forecast]["nrmse"].nanmean(2) for name, forecast in
                             (("rollout", "operator"), ("one_step", "one_step"))}
         result["parameters"] = sum(p.numel() for p in model.parameters())

@@ -31,11 +31,12 @@ import train_operator
 from benchmarks import bench
 from benchmarks.bench import device_name, heading, row
 from ups.config import UsageError, check, command, parse
-from ups.eval.ensemble import drawn, dressed
-from ups.eval.ensemble_scores import SCORES, TRUTH, against_truth, truth_of
-from ups.eval.forecasts import make_forecasts
-from ups.eval.measure import measure, summarise
+from ups.eval.ensemble import drawn, yardsticks
+from ups.eval.finish import TABLES
+from ups.eval.forecasts import LABELS
+from ups.eval.measure import judge
 from ups.eval.metrics import DEFINITIONS
+from ups.eval.truth import TRUTH, against_truth, truth_of
 from ups.files import read_json, write_json
 from ups.latents import open_tasks
 from ups.models.generators import Perturbed
@@ -142,20 +143,14 @@ def work(piece, job):
     bench.run(script, words(folder, read_json(path)["steps"], 4))
 
 
-def judge(cfg):
+def table(cfg):
     """The table of a task: every row by every measure at some leads."""
     accelerator, run = make_accelerator(), folder_of(cfg, "operator")
     operator = load_operator(run)
     operator.model.to(accelerator.device)
     task, = open_tasks(accelerator, operator.settings)
     perturbed = load_generator(run, "operator", operator).model
-    one = make_forecasts(task, 0, operator.model)["operator"]
-    rows = {"operator": lambda members: one,  # name -> its forecast with so many members
-            "dressing, no network": functools.partial(dressed, operator.model, task, 0,
-                                                      accelerator.device),
-            f"perturbed input {perturbed.perturbation[0]:g}": functools.partial(
-                drawn, perturbed, task, 0)}
-    single = {"operator"}
+    models, alone = {}, {}  # what draws members, and what has none
     for piece, title in TRAINED.items():
         folder, stage = folder_of(cfg, piece), stage_of(piece)
         if read_json(folder / stage / "exit.json").get("status") != "done":
@@ -164,60 +159,59 @@ def judge(cfg):
         model = load_generator(folder, stage, parent).model
         (parent.model if piece == "seed" else model).to(accelerator.device)
         if folder != run:  # neither noise in it nor on its first state
-            single.add(title)
-            alone = Perturbed(parent.model if piece == "seed" else model, None)
-            rows[title] = lambda members, alone=alone: drawn(alone, task, 0, 1)
+            alone[title] = Perturbed(parent.model if piece == "seed" else model, None)
             continue
         if piece == "diffusion":
             white = load_generator(folder, stage, operator).model.to(accelerator.device)
             white.calls = 0
-            rows["coloured residual, no network"] = functools.partial(drawn, white, task, 0)
-        title += f", {model.calls} call{'s' * (model.calls > 1)}"
-        rows[title] = functools.partial(drawn, model, task, 0)
-    forecasts = {name: make(cfg.members) for name, make in rows.items()}
-    count = {name: 1 if name in single else cfg.members for name in rows}
+            models["coloured residual, no network"] = white
+        models[f"{title}, {model.calls} call{'s' * (model.calls > 1)}"] = model
+
+    def forecasts(members):
+        found = yardsticks(task, 0, operator.model, perturbed, members)
+        return ({LABELS[name]: one for name, one in found.items()}
+                | {title: drawn(one, task, 0, 1) for title, one in alone.items()}
+                | {title: drawn(one, task, 0, members) for title, one in models.items()})
+
     chosen = task.fields.split(cfg.split)
-    tables, milliseconds = measure(accelerator, task, forecasts, chosen, only=SCORES,
-                                   members=cfg.members)
-    tables.pop("truth", None)
+    found, _ = judge(accelerator, task, forecasts(cfg.members), chosen, only=TABLES,
+                     members=cfg.members)
     result = {"task": cfg.task, "split": cfg.split, "trajectories": len(chosen),
               "members": cfg.members, "device": device_name(),
+              "perturbation": perturbed.perturbation[0],
               "pieces": {piece: read_json(run.parent / f"{piece}.json") for piece in SCRIPTS},
-              "milliseconds": {name: milliseconds[name] / count[name] for name in forecasts},
-              "scores": {name: summarise(table, tables["operator"], task.fields.facts,
-                                         count[name])["scores"]
-                         for name, table in tables.items()}}
+              "forecasts": found}
     truth = truth_of(task)
     if truth and cfg.split == "test":
-        more = {name: make(TRUTH_MEMBERS) for name, make in rows.items()}
-        result["truth"] = against_truth(accelerator, task, truth, more)
+        result["truth"] = against_truth(accelerator, task, truth, forecasts(TRUTH_MEMBERS))
     write_json(run.parent / f"judged_{cfg.split}.json", result)
     show(result)
 
 
 def show(result):
     """Print the tables of a task."""
-    scores, truth = result["scores"], result.get("truth")
+    found, truth = result["forecasts"], result.get("truth")
     steps = ", ".join(f"{piece} {one['steps']:,} steps in {one['seconds']:g} s"
                       for piece, one in result["pieces"].items() if one)
     print(f"\n{result['task']}, {result['trajectories']} {result['split']} trajectories, "
-          f"{result['members']} members, {result['device']}: {steps}")
-    for score in SCORES:
+          f"{result['members']} members, inputs perturbed by {result['perturbation']:g}, "
+          f"{result['device']}: {steps}")
+    for score in dict.fromkeys(score for one in found.values() for score in one["scores"]):
         heading(score, "", *(f"step {k}" for k in LEADS), "all")
-        for name, one in scores.items():
-            if score in one:
-                by_lead = one[score]["by_lead"]
+        for name, one in found.items():
+            if score in one["scores"]:
+                by_lead = one["scores"][score]["by_lead"]
                 row(name, *(f"{by_lead[k - 1]:.3g}" for k in LEADS if k <= len(by_lead)),
-                    f"{one[score]['all']:.3g}")
+                    f"{one['scores'][score]['all']:.3g}")
     for score, title in TRUTH.items() if truth else ():
         heading(title, "", *(f"step {k}" for k in truth["leads"]))
         for name, one in truth["scores"].items():
             row(name, *(f"{value:.3g}" for value in one[score]))
     heading("CRPS / the operator's absolute error, mean over leads", "", "ratio", "ms")
-    alone = torch.tensor(scores["operator"]["crps"]["by_lead"])
-    for name, one in scores.items():
-        ratio = (torch.tensor(one["crps"]["by_lead"]) / alone).mean()
-        row(name, f"{ratio:.3f}", f"{result['milliseconds'][name]:.3g}")
+    absolute = torch.tensor(found["operator"]["scores"]["crps"]["by_lead"])
+    for name, one in found.items():
+        ratio = (torch.tensor(one["scores"]["crps"]["by_lead"]) / absolute).mean()
+        row(name, f"{ratio:.3f}", f"{one['milliseconds'] / one['members']:.3g}")
     print(f"\nms: of a step of one member. {DEFINITIONS['crps']}.")
 
 
@@ -229,7 +223,7 @@ def main(argv=None):
     for wave in ("operator",), ("ensemble", "control", "diffusion", "seed"), ("consistency",):
         with ThreadPoolExecutor(4 if cfg.parallel else 1) as pool:
             list(pool.map(functools.partial(train, cfg), wave))
-    judge(cfg)
+    table(cfg)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def driven(base, _):
     return folder / "run"
 
 
-@patch("ups.eval.ensemble_scores.draw_ensemble")
+@patch("ups.eval.finish.draw_ensemble")
 def add_generator(run, stage, *_):
     """Train `ensemble`, `diffusion` or `consistency` in a run."""
     script = {"ensemble": train_ensemble, "diffusion": train_diffusion,

@@ -13,7 +13,7 @@ import train_ensemble
 import train_operator
 from ups.config import UsageError
 from ups.data.make import make
-from ups.eval.ensemble_scores import STRENGTHS
+from ups.eval.choices import STRENGTHS
 from ups.stages import load_generator, load_operator, preferred
 
 SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
@@ -57,19 +57,19 @@ def test_the_scores_are_what_they_say(base, stage):
     folder = base / "run" / stage
     assert json.loads((folder / "exit.json").read_text())["status"] == "done"
     test = json.loads((folder / "test.json").read_text())
-    assert "M (M - 1)" in test["definition"]["crps"] and test["split"] == "test"
+    assert "M (M - 1)" in test["definitions"]["crps"] and test["split"] == "test"
     operator = json.loads((base / "run" / "operator" / "test.json").read_text())
     for task, result in test["tasks"].items():
-        alone = result["scores"]["operator"]
-        assert result["members"] == 3
+        alone = result["forecasts"]["operator"]["scores"]
         assert result["trajectories"] == operator["tasks"][task]["trajectories"]
         assert alone["nrmse"]["all"] == pytest.approx(
-            operator["tasks"][task]["nrmse_rollout"]["operator"], rel=1e-5)
-        labels = list(result["scores"])
-        assert labels[1] == "dressing (no network)" and labels[2].startswith("perturbed input")
-        assert len(labels) == (5 if stage == "consistency" else 4)
-        for label in labels[1:]:
-            scores = result["scores"][label]
+            operator["tasks"][task]["forecasts"]["operator"]["scores"]["nrmse"]["all"], rel=1e-5)
+        drawn = {name: one for name, one in result["forecasts"].items() if name != "operator"}
+        assert [*drawn] == ["perturbed", "dressing", *["diffusion"] * (stage == "consistency"),
+                            stage]
+        for one in drawn.values():
+            assert one["members"] == 3 and one["milliseconds"] > 0
+            scores = one["scores"]
             assert all(value > 0 for value in scores["spread_skill"]["by_lead"])
             assert 0 < scores["coverage_50"]["all"] < scores["coverage_90"]["all"] < 1
         assert (folder / f"ensemble_{task}.png").stat().st_size > 20_000
@@ -92,8 +92,8 @@ def test_two_processes_give_the_same_curve(base, tmp_path, stage):
     a, b = (json.loads((folder / "run" / stage / "test.json").read_text())["tasks"]
             for folder in (base, tmp_path))
     for task in a:
-        scores = list(a[task]["scores"].values())[-1], list(b[task]["scores"].values())[-1]
-        assert scores[0]["crps"]["by_lead"] == pytest.approx(scores[1]["crps"]["by_lead"], rel=1e-3)
+        ours, theirs = (one[task]["forecasts"][stage]["scores"]["crps"] for one in (a, b))
+        assert ours["by_lead"] == pytest.approx(theirs["by_lead"], rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -81,7 +81,8 @@ def test_a_rollout_has_the_errors_that_the_test_reported(run, pushed):
             inputs = None if inputs is None else {"force": inputs[:, :, 0]}
             got = sim.rollout(u[:, 0], u.shape[1] - 1, params, inputs, task=task.name)
             error = mean_relative_error(got.flatten(0, 1), u[:, 1:].flatten(0, 1)).mean().item()
-            assert error == pytest.approx(told[task.name]["nrmse_rollout"]["operator"], rel=1e-5)
+            told_error = told[task.name]["forecasts"]["operator"]["scores"]["nrmse"]["all"]
+            assert error == pytest.approx(told_error, rel=1e-5)
 
 
 def test_it_needs_no_data_and_decodes_only_what_is_asked_for(run, start, monkeypatch):
@@ -192,15 +193,15 @@ def test_a_history_tells_what_one_frame_does_not(tmp_path):
     run = ["--run", str(tmp_path / "run"), "--data", str(data), "--cache", str(tmp_path / "cache")]
     train_operator.main([*run, *OPERATOR, "--history", "2", "--steps", "100", "--batch_size", "16"])
     operator = tmp_path / "run" / "operator"
-    told = json.loads((operator / "test.json").read_text())["tasks"]["waves"]
-    assert told["nrmse"]["operator"][0] < 0.25 * told["nrmse"]["persistence"][0]
-    told = told["nrmse_rollout"]
+    told = json.loads((operator / "test.json").read_text())["tasks"]["waves"]["forecasts"]
+    told, persistence = (told[name]["scores"]["nrmse"] for name in ("operator", "persistence"))
+    assert told["by_lead"][0] < 0.25 * persistence["by_lead"][0]
     sim = Simulator.load(tmp_path / "run", "cpu")
     fields, = (task.fields for task in open_tasks(Accelerator(cpu=True), sim.operator.settings))
     u = fields.read(fields.split("test"))
     got = sim.rollout(u[:, :2], 6)
     error = mean_relative_error(got.flatten(0, 1), u[:, 2:].flatten(0, 1)).mean().item()
-    assert error == pytest.approx(told["operator"], rel=1e-5)
+    assert error == pytest.approx(told["all"], rel=1e-5)
     again = sim.rollout(torch.stack([u[:, 1], got[:, 0]], 1), 5)
     assert torch.allclose(again, got[:, 1:], atol=1e-5)
     evaluate.main(["--run", str(tmp_path / "run")])
@@ -395,7 +396,8 @@ def test_an_export_is_complete_and_gives_the_same_rollouts_bit_for_bit(
     assert (front["library_name"], front["license"]) == ("ups", "mit")
     assert front["tags"][-2:] == ["burgers1d", "advection1d"]
     for task, result in json.loads(there["operator/test.json"])["tasks"].items():
-        errors = [f"{result['nrmse_rollout'][row]:.3g}" for row in ("operator", "persistence")]
+        errors = [f"{result['forecasts'][row]['scores']['nrmse']['all']:.3g}"
+                  for row in ("operator", "persistence")]
         assert f"| {task} | {' | '.join(errors)} |\n" in text
     assert 'sim.rollout(u0, 40, params={..}, task="burgers1d")  # u0 (batch, 1, 32)' in text
 

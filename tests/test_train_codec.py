@@ -52,7 +52,7 @@ def test_the_learned_codec_beats_patch_and_serves_the_operator(_, tmp_path, data
     assert config["lineage"]["codec of burgers1d"] == mark
     assert config["tasks"][0]["width"] == 1
     floor = json.loads((tmp_path / "run" / "operator" / "test.json").read_text())
-    floor = floor["tasks"]["burgers1d"]["nrmse_rollout"]["codec"]
+    floor = floor["tasks"]["burgers1d"]["forecasts"]["codec"]["scores"]["nrmse"]["all"]
     assert floor < 2 * result["nrmse_grid"]
 
 

@@ -63,9 +63,11 @@ def card(sim, name, license=None):
     given = "".join([", params={..}" * any(s.low < s.high for s in first.facts.scales),
                      ", inputs={..}" * bool(first.facts.inputs),
                      f', task="{first.name}"' * (len(sim.tasks) > 1)])
-    rows = [f"| {task} | {result['nrmse_rollout']['operator']:.3g} "
-            f"| {result['nrmse_rollout']['persistence']:.3g} |"
-            for task, result in read_json(folder / "test.json").get("tasks", {}).items()]
+    rows = []
+    for task, result in read_json(folder / "test.json").get("tasks", {}).items():
+        errors = (result["forecasts"][name]["scores"]["nrmse"]["all"]
+                  for name in ("operator", "persistence"))
+        rows.append(f"| {task} | {' | '.join(f'{error:.3g}' for error in errors)} |")
     rows += [f"\n![roll-out](operator/{path.name})" for path in sorted(folder.glob("rollout*.png"))]
     return f"""---
 library_name: ups

@@ -4,6 +4,7 @@ The codec is the identity, so everything that an evaluation measures can be comp
 """
 
 import types
+from pathlib import Path
 
 import torch
 from factual import facts
@@ -15,9 +16,12 @@ STEPS, DT = 12, 0.1
 class Decaying:
     """`samples` trajectories of each nu, on a grid of one or two axes."""
 
+    all_test, stride_x, frames = False, 1, range(STEPS + 1)
+
     def __init__(self, name, grid, samples=5):
         self.facts = facts(name, grid, ("u", "v"), STEPS + 1, DT, ("nu",))
         self.samples = samples
+        self.files = [types.SimpleNamespace(path=Path("nowhere.h5"), facts=self.facts)]
 
     def split(self, name):
         return torch.arange(2 * self.samples) + (0 if name == "test" else 100)

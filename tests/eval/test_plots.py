@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from ups.eval.plots import draw_rollouts, panels
 
 
-@pytest.mark.parametrize("grid, operator, codec", [((8,), 0.3, 1e-7), ((8, 6), 0.3, 0.1),
-                                                   ((8, 6), math.inf, 1e-7), ((8,), 0.0, 0.1)])
+@pytest.mark.parametrize("grid, operator, codec", [((8, 6), math.inf, 1e-7),
+                                                   ((8,), 0.0, 0.1)])
 def test_the_floor_of_the_codec_does_not_squeeze_the_other_errors(grid, operator, codec):
     """The line of a lossless codec lies below the axis."""
     fields = np.random.default_rng(0).normal(size=(3, 5, *grid))

@@ -19,6 +19,7 @@ import evaluate
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.plots import FILM
 from ups.eval.report import cell, made_with, page
+from ups.models.generators import Perturbed
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """<script>window.onload = () => { const wide = [...document.querySelectorAll('*')].filter(
@@ -44,10 +45,12 @@ def written(operator, tasks, **stages):
     results, pictures = {}, {}
     for index, task in enumerate(tasks):
         results[task.name], pictures[task.name] = evaluate.evaluate(
-            Accelerator(cpu=True), evaluate.Config(), task, index, stages)
+            Accelerator(cpu=True), evaluate.Config(), task, index, stages,
+            Perturbed(operator, [0.01] * len(tasks)))
     about = {"run": "runs/<b>", "tasks": results, "steady": {}, "definitions": DEFINITIONS,
-             "evaluation": {"protocol": "initial"}, "lineage": {"operator": "f00d"},
-             "config": {"operator": {"lr": 0.125}}, "made_with": made_with(Accelerator())}
+             "evaluation": {"run": "runs/<b>", "calls": 0, "data": ("a b.h5", "c.h5")},
+             "lineage": {"operator": "f00d"}, "config": {"operator": {"lr": 0.125}},
+             "made_with": made_with(Accelerator())}
     return page(json.loads(json.dumps(about), parse_constant=lambda _: None), pictures)
 
 
@@ -77,14 +80,15 @@ def test_the_page_holds_every_section_once_for_each_task(report):
         assert report.count(f"<h3>{name}</h3>") == 2
     first = report.partition("<h2>")[0]
     assert re.search(r"CPU, processes: 1; commit (unknown|[0-9a-f]{7,}(-dirty)?); torch", first)
-    assert "train_operator.py --config runs/&lt;b&gt;/operator/config.json" in report
+    assert "train_operator.py --config &#x27;runs/&lt;b&gt;/operator/config.json" in report
+    assert "evaluate.py --run runs/again --data &#x27;a b.h5&#x27; c.h5</pre>" in report
     text = re.sub(r'base64,[^\'"]*', "", report)
     assert not re.search(r"https?://|\bnan\b|undefined|None", text)
 
 
 def test_curves_are_vectors_and_fields_are_films_of_pixels(report):
     curves = re.findall(r"data:image/svg\+xml;base64,([^']*)", report)
-    assert len(curves) == 2 * (1 + 2 + 3 + 4 + 1)  # cost, errors, spectra, calibration, drift
+    assert len(curves) == 2 * (1 + 2 + 3 + 6 + 1)  # cost, errors, spectra, calibration, drift
     for curve in curves:
         assert ElementTree.fromstring(base64.b64decode(curve)).tag.endswith("}svg")
     film, = re.findall(r"alt='films' src='data:image/png;base64,([^']*)", report)

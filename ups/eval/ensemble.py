@@ -13,8 +13,7 @@ import math
 
 import torch
 
-from ups.eval.forecasts import start
-from ups.models.generators import Perturbed
+from ups.eval.forecasts import best_plan, latents, rolled_out, start
 from ups.rollout import inputs_at, moved_on
 
 ROWS = 4096  # members that go through a network at a time
@@ -76,26 +75,31 @@ def drawn(generator, task, index, members, seed=0):
     return forecast
 
 
-def dressed(operator, task, index, device, members, seed=0):
+def dressed(operator, task, index, members, seed=0):
     """The operator alone, and at every lead Gaussian noise as large as its error on val, channel by
     channel. No member is fed back: a yardstick of what a marginal distribution wins."""
-    alone = Perturbed(operator, None)
-
-    def line(s):
-        noise = functools.partial(member_noise, 0, s.chosen, 1, device)
-        for z in roll_out_members(alone, s.z0, s.steps, s.dt, s.cond, index, noise, 0.0, s.inputs):
-            yield z[:, 0]
+    line = functools.partial(latents, task, index, operator, best_plan(task))
 
     @functools.cache
-    def errors():
+    def errors(device):
         chosen = task.fields.split("val")[:DRESS]
         s = start(task, chosen, chosen, device)
         return [(z - task.encode(s.u[:, k])).square().mean((0, 1)).sqrt()
                 for k, z in enumerate(line(s), start=1)]
 
     def forecast(s):
-        for k, (z, size) in enumerate(zip(line(s), errors(), strict=False), start=1):
+        device = s.z0.device
+        for k, (z, size) in enumerate(zip(line(s), errors(device), strict=False), start=1):
             noise = member_noise(seed, s.chosen, members, device, k, math.prod(z.shape[1:]))
             yield task.decode(z[:, None] + size * noise.unflatten(2, z.shape[1:]))
 
     return forecast
+
+
+def yardsticks(task, index, operator, perturbed, members, seed=0):
+    """Forecasts of the operator and of what an ensemble must beat, which needs no network of its
+    own; dressing has the operator's errors on val, of which other data have none."""
+    dressing = {} if task.fields.all_test else {
+        "dressing": dressed(operator, task, index, members, seed)}
+    return {"operator": rolled_out(task, index, operator),
+            "perturbed": drawn(perturbed, task, index, members, seed)} | dressing

@@ -1,5 +1,8 @@
 """What the stages say of themselves: validation while they train, and their one test at the end,
 which prints a table, writes `test.json` and leaves a picture. Every rank calls.
+
+test.json is of every stage {"definitions", "split", "tasks": {name: {"trajectories", "forecasts":
+{name: what `summarise` tells of it}}}}; so is metrics.json, which evaluate.py writes.
 """
 
 import dataclasses
@@ -7,38 +10,39 @@ import math
 
 import torch
 
-from ups.eval.ensemble_scores import SIZES
-from ups.eval.ensemble_scores import choose as choose_members
-from ups.eval.forecasts import make_forecasts, scored
+from ups.eval.choices import SIZES, STRENGTHS, choose_members, choose_plans, val_score
+from ups.eval.ensemble import drawn, yardsticks
+from ups.eval.forecasts import LABELS, make_forecasts, scored, start
 from ups.eval.measure import (
-    LEADS,
     best_median_worst,
     by_lead,
+    judge,
     lead_table,
-    measure,
+    score_table,
     show,
     text_table,
 )
-from ups.eval.metrics import DRIFT, NRMSE
-from ups.eval.plans import choose
-from ups.eval.plots import draw_codec, draw_rollouts, picture
+from ups.eval.metrics import DEFINITIONS, NRMSE
+from ups.eval.plots import draw_codec, draw_ensemble, draw_rollouts, picture
 from ups.models.codec import truncate
 from ups.models.generators import Perturbed
+from ups.stages import load_generator
+from ups.train.step import exact_inference
 
-ROWS = {"operator": "operator", "persistence": "persistence", "codec": "codec floor"}
+TEST = 16  # trajectories of the table of an ensemble's stage; evaluate.py takes all
+COLUMNS = {"nrmse": "nRMSE", "vrmse": "VRMSE", "crps": "CRPS", "crps_block": "of blocks",
+           "energy_score": "of fields", "spread_skill": "spread", "coverage_50": "in 50 %",
+           "coverage_90": "in 90 %", "spectrum_error": "spectrum"}  # of a table: means over leads
+TABLES = ("nrmse", "vrmse", "sample_nrmse", "crps", "crps_block", "energy_score", "spread_skill",
+          "rank", "spectrum_error", "milliseconds")  # that are measured for it
 
 
-def operator_errors(accelerator, model, task, index, chosen, names=(*ROWS, "one_step")):
-    """{forecast: {"nrmse": (n, T - 1, C), "drift": ..}} of an operator and its yardsticks."""
+def errors_of(accelerator, model, task, index, chosen, names):
+    """{forecast: nRMSE} of an operator or its yardsticks, over trajectories, leads and channels."""
     forecasts = make_forecasts(task, index, model)
-    tables, _ = measure(accelerator, task, {name: forecasts[name] for name in names}, chosen,
-                        only=("nrmse", "drift"))
-    return tables
-
-
-def mean_error(tables):
-    """nRMSE: the mean over trajectories, leads and channels; what is zero everywhere is left out"""
-    return tables["nrmse"].nanmean(2).nanmean().item()
+    found, _ = judge(accelerator, task, {name: forecasts[name] for name in names}, chosen,
+                     only=("nrmse",))
+    return {name: one["scores"]["nrmse"]["all"] for name, one in found.items()}
 
 
 def validate(run, model, tasks):
@@ -46,10 +50,8 @@ def validate(run, model, tasks):
     scores = {"val/nrmse_1": 1.0, "val/nrmse_rollout": 1.0}
     for index, task in enumerate(tasks):
         chosen = task.fields.split("val")[: run.cfg.val_trajectories]
-        tables = operator_errors(run.accelerator, model, task, index, chosen,
-                                 ("one_step", "operator"))
-        for name, forecast in (("nrmse_1", "one_step"), ("nrmse_rollout", "operator")):
-            error = mean_error(tables[forecast])
+        errors = errors_of(run.accelerator, model, task, index, chosen, ("one_step", "operator"))
+        for name, error in zip(("nrmse_1", "nrmse_rollout"), errors.values(), strict=True):
             scores[f"val/{name}"] *= error ** (1 / len(tasks))
             if len(tasks) > 1:
                 scores[f"val/{task.name}/{name}"] = error
@@ -59,47 +61,80 @@ def validate(run, model, tasks):
 def test_operator(run, model, tasks):
     """Roll out every task from the first frame of its test trajectories, by the plan that the
     validation split chooses."""
-    choose(run, model, tasks)
+    choose_plans(run, model, tasks)
     results = {}
     for index, task in enumerate(tasks):
-        test = task.fields.split("test")
-        tables = operator_errors(run.accelerator, model, task, index, test)
+        every, test = make_forecasts(task, index, model), task.fields.split("test")
+        forecasts = {name: every[name] for name in ("operator", "persistence", "codec", "one_step")}
+        found, tables = judge(run.accelerator, task, forecasts, test, only=("nrmse", "drift"))
+        results[task.name] = {"trajectories": len(test), "forecasts": found}
         chosen = best_median_worst(tables["operator"]["nrmse"], test)
-        operator = {"operator": make_forecasts(task, index, model)["operator"]}
-        fields = show(run.accelerator, task, operator, chosen, test)
-        scores = {name: {"by_lead": tables[name]["nrmse"].nanmean(2).nanmean(0).tolist(),
-                         "all": mean_error(tables[name])} for name in ROWS}
-        leads = [lead for lead in LEADS if lead <= len(scores["operator"]["by_lead"])]
-        result = results[task.name] = {
-            "trajectories": len(test), "leads": leads,
-            "nrmse": {name: [one["by_lead"][lead - 1] for lead in leads]
-                      for name, one in scores.items()},
-            "nrmse_rollout": {name: one["all"] for name, one in scores.items()},
-            "nrmse_1": mean_error(tables["one_step"])}
-        last = [f"one step from the true frame: {result['nrmse_1']:.2e}"]
-        if task.conserved:
-            drift = result["conservation_drift"] = tables["operator"]["drift"].mean().item()
-            last.append(f"drift of the conserved mean:  {drift:.2e}")
+        fields = show(run.accelerator, task, {"operator": every["operator"]}, chosen, test)
         if run.accelerator.is_main_process:
-            title = (f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out from the "
-                     "first frame")
-            print(lead_table(title, {ROWS[name]: (one, ()) for name, one in scores.items()}),
-                  *last, sep="\n")
-            name = "rollout.png" if len(tasks) == 1 else f"rollout_{task.name}.png"
-            picture(run.folder / name, draw_rollouts, scored(task), fields, by_lead(tables))
+            rolled_out = {name: one for name, one in found.items() if name != "one_step"}
+            print(lead_table(f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out "
+                             "from the first frame", rolled_out))
+            single, own = (found[name]["scores"] for name in ("one_step", "operator"))
+            print(f"one step from the true frame: {single['nrmse']['all']:.2e}")
+            if task.conserved:
+                print(f"drift of the conserved mean:  {own['drift']['all']:.2e}")
+            picture(picture_of(run, "rollout", task, tasks), draw_rollouts, scored(task), fields,
+                    by_lead(tables))
+    write_test(run, results)
     if run.accelerator.is_main_process:
-        run.write("test.json", {"definition": f"{NRMSE}; {DRIFT}", "split": "test",
-                                "tasks": results})
-        print(NRMSE + ".")
+        print(f"{NRMSE}.")
     choose_members(run, model, Perturbed(model, None), tasks, perturbation=[SIZES] * len(tasks))
+
+
+# ensembles
+def validate_ensemble(run, operator, generator, tasks):
+    """The score of each task, and their mean."""
+    scores = {task.name: val_score(run.accelerator, operator, generator, task, index)
+              for index, task in enumerate(tasks)}
+    more = {f"val/{name}/crps_ratio": score for name, score in scores.items() if len(tasks) > 1}
+    return {"val/crps_ratio": sum(scores.values()) / len(scores)} | more
+
+
+def finish_ensembles(run, operator, generators, tasks):
+    """Choose and test generators {stage: generator}, the last one that of this stage, beside the
+    yardsticks; print, write `test.json`, draw. `operator` (Loaded) with what it chose."""
+    results, members, accelerator = {}, run.cfg.members, run.accelerator
+    perturbed = load_generator(run.cfg.run, "operator", operator).model
+    stage, generator = list(generators.items())[-1]
+    choose_members(run, operator.model, generator, tasks, strength=[STRENGTHS] * len(tasks),
+                   perturbation=[(0.0, size) for size in perturbed.perturbation])
+    for index, task in enumerate(tasks):
+        test = task.fields.split("test")[:TEST]
+        forecasts = yardsticks(task, index, operator.model, perturbed, members) | {
+            name: drawn(one, task, index, members) for name, one in generators.items()}
+        found, _ = judge(accelerator, task, forecasts, test, only=TABLES, members=members)
+        results[task.name] = {"trajectories": len(test), "forecasts": found}
+        truth, shown = futures(accelerator, task, forecasts[stage], test)
+        if accelerator.is_main_process:
+            print(score_table(f"{task.name}: {len(test)} test trajectories, {members} members, "
+                              "mean over all leads", found, COLUMNS))
+            print("ms of a step of a member: " + ", ".join(
+                f"{LABELS[name]} {one['milliseconds'] / one['members']:.2g}"
+                for name, one in found.items()))
+            picture(picture_of(run, "ensemble", task, tasks), draw_ensemble, scored(task), truth,
+                    shown)
+    write_test(run, results)
+
+
+@exact_inference
+@torch.no_grad()
+def futures(accelerator, task, forecast, test):
+    """Fields (T, *grid) and members (T, M, *grid) of the first channel and test trajectory."""
+    s = start(task, test[:1], test, accelerator.device)
+    frames = [p[0, :, 0] for p in forecast(s)]
+    return s.u[0, :, 0].cpu(), torch.stack([s.u[0, :1, 0].expand_as(frames[0]), *frames]).cpu()
 
 
 # codecs
 def codec_error(accelerator, codec, task, split):
     """nRMSE of decode(encode(u))."""
     own = dataclasses.replace(task, codec=codec, width=codec.width)
-    tables = operator_errors(accelerator, None, own, 0, task.fields.split(split), ("codec",))
-    return mean_error(tables["codec"])
+    return errors_of(accelerator, None, own, 0, task.fields.split(split), ("codec",))["codec"]
 
 
 @torch.no_grad()
@@ -116,8 +151,19 @@ def test_codec(run, codec, task):
                      {f"{name} codec": [error] for name, error in errors.items()}))
     result = {"compression": values, "width": codec.width, "tokens": codec.tokens,
               **{f"nrmse_{name}": error for name, error in errors.items()}}
-    run.write("test.json", {"definition": NRMSE.split(";")[0], "split": "test",
-                            "tasks": {facts.name: result}})
+    write_test(run, {facts.name: result})
     u = fields.read(fields.split("test")[:1])[0].to(device)
     picture(run.folder / "codec.png", draw_codec, facts, u,
             *(one.decode(one.encode(u)) for one in codecs.values()))
+
+
+# what every stage leaves
+def picture_of(run, what, task, tasks):
+    """The file of a task's picture."""
+    return run.folder / (f"{what}.png" if len(tasks) == 1 else f"{what}_{task.name}.png")
+
+
+def write_test(run, results):
+    """Write `test.json` of {task: {"trajectories", "forecasts", ..}}."""
+    if run.accelerator.is_main_process:
+        run.write("test.json", {"definitions": DEFINITIONS, "split": "test", "tasks": results})

@@ -4,14 +4,12 @@ lead 1, 2, .. its members (B, M, C, *grid) in physical units; one member where i
     persistence   the first frame                mean       of training trajectories, at each lead
     codec         decode(encode(truth))          one_step   from the true frame before
     operator      rolled out from the start
-    shuffled, shifted, halved                    the operator as a probe: with the parameters of
-                                                 another trajectory; on circularly shifted fields,
-                                                 shifted back; in twice as many steps of dt / 2
+    shuffled, shifted       the operator as a probe: with the parameters of another trajectory; on
+                            circularly shifted fields, shifted back
 """
 
 import dataclasses
 import functools
-import itertools
 from types import SimpleNamespace
 
 import torch
@@ -22,25 +20,17 @@ LABELS = {"operator": "operator", "ensemble": "ensemble", "diffusion": "diffusio
           "consistency": "its student", "perturbed": "perturbed input",
           "dressing": "dressing, no network",
           "persistence": "persistence", "mean": "training mean", "codec": "codec floor",
+          "members": "mean of members", "alone": "mean alone", "law": "train mean, scaled",
           "one_step": "one true step", "shuffled": "shuffled parameter",
-          "shifted": "circular shift", "halved": "halved dt"}
-PROBES = ("shuffled", "shifted", "halved")
+          "shifted": "circular shift"}
+PROBES = ("shuffled", "shifted")
 MEAN_OF = 256  # training trajectories
 
 
 def make_forecasts(task, index, operator):
     """Forecasts by name, without ensembles: those are made where they are drawn."""
-    facts = task.fields.facts
+    facts, own = task.fields.facts, rolled_out(task, index, operator)
     shifts = [axis in (facts.shifts or ()) for axis in facts.axes]
-    best = choose_plan(task.plans, range(1, facts.frames))
-    rolled_out = functools.partial(planned, task, index, operator, best)
-
-    def halved(s):
-        inputs = s.inputs
-        if inputs is not None and inputs.shape[1] > 1:
-            inputs = inputs.repeat_interleave(2, 1)
-        fine = planned(task, index, operator, 1, s, dt=s.dt / 2, inputs=inputs, steps=2 * s.steps)
-        return itertools.islice(fine, 1, None, 2)
 
     def shifted(s):
         axes = list(range(-len(facts.grid), 0))
@@ -50,7 +40,7 @@ def make_forecasts(task, index, operator):
         if s.inputs is not None:
             v = task.codec.decode_inputs(s.inputs.flatten(0, 1)).roll(moves, axes)
             inputs = task.encode_inputs(v.unflatten(0, s.inputs.shape[:2]))
-        for p in rolled_out(s, z0=z0, inputs=inputs):
+        for p in own(s, z0=z0, inputs=inputs):
             yield p.roll([-n for n in moves], axes)
 
     def one_step(s):
@@ -72,27 +62,41 @@ def make_forecasts(task, index, operator):
     forecasts = {"persistence": lambda s: (s.u[:, :1] for _ in range(s.steps)),
                  "codec": lambda s: (task.decode(task.encode(s.u[:, k:k + 1]))
                                      for k in range(1, s.steps + 1)),
-                 "mean": mean, "one_step": one_step, "operator": rolled_out}
+                 "mean": mean, "one_step": one_step, "operator": own}
     if not len(task.fields.split("train")):  # data that no training saw
         del forecasts["mean"]
     if any(scale.low < scale.high for scale in facts.scales):
-        forecasts["shuffled"] = lambda s: rolled_out(s, cond=s.other)
+        forecasts["shuffled"] = lambda s: own(s, cond=s.other)
     if any(shifts):
         forecasts["shifted"] = shifted
-    if facts.frames > 2 and task.history == 1:
-        forecasts["halved"] = halved
     return forecasts
+
+
+def rolled_out(task, index, operator):
+    """The forecast of an operator by its most accurate plan."""
+    return functools.partial(planned, task, index, operator, best_plan(task))
+
+
+def best_plan(task):
+    return choose_plan(task.plans, range(1, task.fields.facts.frames))
 
 
 def planned(task, index, operator, longest, s, **other):
     """Fields (B, 1, C, *grid) of frame 1, 2, .. from a start, or one that is other in something,
     by the plan `longest`: ups/rollout.py."""
-    s, waiting, lead = SimpleNamespace(**vars(s) | other), {}, 1
+    s = SimpleNamespace(**vars(s) | other)
+    for z in latents(task, index, operator, longest, s):
+        yield task.decode(z[:, None])
+
+
+def latents(task, index, operator, longest, s):
+    """The latents (B, N, D) of these fields."""
+    waiting, lead = {}, 1
     for frame, z in roll_out(operator, s.z0, s.dt, s.cond, index, range(1, s.steps + 1),
                              within(task.plans, longest), s.inputs):
         waiting[frame] = z
         while lead in waiting:
-            yield task.decode(waiting.pop(lead)[:, None])
+            yield waiting.pop(lead)
             lead += 1
 
 

@@ -16,28 +16,29 @@ from accelerate.utils import DistributedType
 from tqdm import tqdm
 
 from ups.eval import metrics
-from ups.eval.forecasts import PROBES, start
+from ups.eval.forecasts import LABELS, PROBES, start
+from ups.rollout import roll_out, within
 from ups.train.ranks import now
 from ups.train.step import exact_inference
 
 CHUNK = 16                # trajectories at a time, at most
 CHUNK_BYTES = 256 << 20   # of fields that are held at a time
-MEANS = ("nrmse", "rmse", "vrmse", "mae", "crps", "crps_block", "energy_score", "sample_nrmse",
-         "crmse", "brmse", "drift", "coverage_50", "coverage_90")  # whose summary is a plain mean
+MEANS = ("nrmse", "rmse", "vrmse", "crps", "crps_block", "energy_score", "sample_nrmse", "crmse",
+         "brmse", "drift")  # whose summary is a plain mean
 LEADS = (1, 5, 10, 20, 40)  # that tables show
+ROWS = 64  # trajectories that are timed together
 BLOCK = 4  # points an axis of the blocks of `crps_block`
 
 
 @exact_inference
 @torch.no_grad()
 def measure(accelerator, task, forecasts, chosen, only=None, members=1, title=None):
-    """{forecast: {metric: table}} of the trajectories `chosen`, and {forecast: milliseconds} of a
-    step of one trajectory. Every rank calls, and gets all.
+    """{forecast: {metric: table}} of the trajectories `chosen`. Every rank calls, and gets all.
 
     only     metrics to compute; all of them where it is None, and "truth" has the true spectrum
     members  the largest number of any forecast, for memory
     """
-    facts, seconds, results = task.fields.facts, {name: [] for name in forecasts}, {}
+    facts, results = task.fields.facts, {}
     frame = 4 * len(facts.channels) * math.prod(facts.grid)
     size = max(1, min(CHUNK, CHUNK_BYTES // (frame * (facts.frames + 4 * members))))
 
@@ -47,12 +48,16 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, title=No
         rows, kept, energies = {}, spectrum_leads(s.steps + 1), {}
         if only is None or "spectrum_error" in only:
             energies = {k: metrics.spectrum(s.u[:, k:k + 1]) for k in range(1, s.steps + 1)}
+        if only is None:
             rows["truth", "spectrum"] = [energies[k][:, 0].sum(1) for k in kept]
         for name, forecast in forecasts.items():
-            wanted, begin = ("nrmse",) if only is None and name in PROBES else only, now()
+            wanted = ("nrmse",) if only is None and name in PROBES else only
+            begin = now()
             for k, p in enumerate(forecast(s), start=1):
-                seconds[name].append((now() - begin) / len(s.u))
+                each = 1e3 * (now() - begin) / len(s.u)
                 scores = score(p, s.u[:, k], s.u[:, 0], task.conserved, energies.get(k), wanted)
+                if wanted is None or "milliseconds" in wanted:
+                    scores["milliseconds"] = torch.full((len(s.u),), each)
                 for metric, value in scores.items():
                     if metric != "spectrum" or k in kept:
                         rows.setdefault((name, metric), []).append(value)
@@ -61,7 +66,7 @@ def measure(accelerator, task, forecasts, chosen, only=None, members=1, title=No
 
     for (name, metric), table in by_trajectory(accelerator, tables, chosen, size, title).items():
         results.setdefault(name, {})[metric] = table
-    return results, {name: 1e3 * float(torch.tensor(t).median()) for name, t in seconds.items()}
+    return results
 
 
 def by_trajectory(accelerator, tables, chosen, size, title=None):
@@ -110,8 +115,6 @@ def score(p, y, u0, conserved=(), energy=None, only=None):
         each |= {"energy_score": lambda: metrics.energy_score(p, y),
                  "spread_skill": lambda: torch.stack(metrics.spread_skill(p, y), -1),
                  "sample_nrmse": lambda: metrics.channel_nrmse(p[:, :1], y1)[:, 0],
-                 "coverage_50": lambda: metrics.coverage(p, y, 0.5),
-                 "coverage_90": lambda: metrics.coverage(p, y, 0.9),
                  "rank": lambda: metrics.rank_histogram(p, y).mean(1)}
     return {name: make() for name, make in each.items() if only is None or name in only}
 
@@ -122,8 +125,9 @@ def spectrum_leads(frames):
 
 
 # summaries
-def text_table(title, head, rows, width=14, form=".2e"):
+def text_table(title, head, rows, form=".2e"):
     """Lines of text: `rows` are {label: values}; where a value is None there is a gap."""
+    width = max(14, *(len(str(label)) + 1 for label in rows))
     lines = [f"\n{title}", " " * width + "".join(f"{name:>11}" for name in head)]
     lines += [f"{label:<{width}}" + "".join(
         " " * 11 if value is None else f"{value:11{form}}" for value in values)
@@ -131,51 +135,76 @@ def text_table(title, head, rows, width=14, form=".2e"):
     return "\n".join(lines)
 
 
-def lead_table(title, scores, more=(), **options):
-    """nRMSE at some leads: `scores` are {label: (record as of `summarise`, what follows it)}."""
-    steps = len(next(iter(scores.values()))[0]["by_lead"])
-    leads = [lead for lead in LEADS if lead <= steps]
-    head = [*(f"step {lead}" for lead in leads), "all steps", *more]
-    return text_table(title, head, {
-        label: [*(score["by_lead"][lead - 1] for lead in leads), score["all"], *rest]
-        for label, (score, rest) in scores.items()}, **options)
+def score_table(title, found, columns, form=".3g"):
+    """Means over all leads of forecasts {name: as of `summarise`}; columns {score: heading}."""
+    return text_table(title, columns.values(), {
+        LABELS[name]: [one["scores"].get(key, {}).get("all") for key in columns]
+        for name, one in found.items()}, form)
 
 
-def summarise(tables, base, facts, members=1, seed=0):
-    """Means, by lead and over all leads, with bootstrap intervals: plain values for JSON.
+def lead_table(title, found):
+    """nRMSE of forecasts {name: as of `summarise`} at some leads, and more where it is known."""
+    rows = {}
+    for name, one in found.items():
+        errors, crps = one["scores"]["nrmse"], one["scores"].get("crps")
+        leads = [lead for lead in LEADS if lead <= len(errors["by_lead"])]
+        rows[LABELS[name]] = [*(errors["by_lead"][lead - 1] for lead in leads), errors["all"],
+                              *([*errors["interval"], crps["all"]] if crps else [])]
+    head = [*(f"step {lead}" for lead in leads), "all steps"]
+    return text_table(title, head + ["95 %: low", "high", "CRPS"] * bool(crps), rows)
 
-    `base`: the tables of the forecast to which ratios are formed.
+
+def judge(accelerator, task, forecasts, chosen, seed=0, **options):
+    """{forecast: what `summarise` tells of it}, and the tables of `measure`."""
+    tables = measure(accelerator, task, forecasts, chosen, **options)
+    return {name: summarise(tables[name], tables.get("operator"), task.fields.facts.dt, seed)
+            for name in forecasts}, tables
+
+
+def summarise(tables, base, dt, seed=0):
+    """What is told of a forecast: members, milliseconds, and scores by lead and over all leads with
+    bootstrap intervals; plain values for JSON.
+
+    `base`: tables of the operator, to which ratios are formed, if any. dt: time between the leads.
     """
     count, scores = len(tables["nrmse"]), {}
     weights = torch.cat([torch.full((1, count), 1 / count, dtype=torch.float64),
                          metrics.resamplings(count, seed=seed)])
-    known = {name: (table,) for name, table in tables.items() if name in MEANS}
-    for band, name in enumerate(("low", "mid", "high") if "frmse" in tables else ()):
-        known[f"frmse_{name}"] = tables["frmse"][..., band],
-    for name in ("nrmse", "crps"):
-        if name in tables and tables is not base:
-            known[f"{name}_ratio"] = tables[name], base[name]
-    for name in ("spectrum_error", "spread_skill"):
-        if name in tables:
-            known[name] = tables[name].unbind(-1)
+    known = {name: [tables[name]] for name in MEANS if name in tables}
+    if "frmse" in tables:
+        known |= {f"frmse_{band}": [tables["frmse"][..., k]]
+                  for k, band in enumerate(("low", "mid", "high"))}
+    if "rank" in tables:
+        known |= {f"coverage_{share}": [metrics.coverage(tables["rank"], share / 100)]
+                  for share in (50, 90)}
+    if base and tables is not base:
+        known |= {f"{name}_ratio": [tables[name], base[name]]
+                  for name in ("nrmse", "crps") if name in tables}
+    known |= {name: tables[name].unbind(-1)
+              for name in ("spectrum_error", "spread_skill") if name in tables}
     for name, parts in known.items():  # (n, T) or (n, T, C): means over channels, then the ratio
-        of = functools.partial(metrics.ratio, members=members)
-        combine = of if name == "spread_skill" else torch.divide if parts[1:] else torch.clone
         over = [_weighted(weights, part.nanmean(2) if part.ndim > 2 else part) for part in parts]
-        scores[name] = _record(combine(*(part.nanmean(1) for part in over)), combine(*over))
+        pair = []
+        for means in ([part.nanmean(1) for part in over], over):
+            value = torch.divide(*means) if means[1:] else means[0]
+            pair.append(value.sqrt() if name == "spread_skill" else value)
+        scores[name] = _record(*pair)
     if "max_error" in tables:
         worst = tables["max_error"]
         scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}
     if "size" in tables:
-        length = metrics.correlation_time(tables["correlation"], facts.dt)
+        length = metrics.correlation_time(tables["correlation"], dt)
         relative = metrics.relative_l2(tables["rmse"], tables["size"])
         for name, table in (("correlation_time", length), ("relative_l2", relative)):
             scores[name] = _record(_weighted(weights, table.nanmean(1)))
-    result = {"members": members, "scores": scores,
-              "nrmse_by_trajectory": tables["nrmse"].nanmean((1, 2)).tolist()}
-    for name in ("spectrum", "rank"):  # (leads, K) and (T - 1, M + 1)
-        if name in tables:
-            result[name] = tables[name].mean(0).tolist()
+    result = {"members": 1, "scores": scores}
+    if "rank" in tables:
+        result |= {"members": tables["rank"].shape[2] - 1,
+                   "rank": tables["rank"].mean((0, 1)).tolist()}
+    if "milliseconds" in tables:  # of a step of one trajectory
+        result["milliseconds"] = tables["milliseconds"].median().item()
+    if "spectrum" in tables:
+        result["spectrum"] = tables["spectrum"].mean(0).tolist()  # (leads, K)
     return result
 
 
@@ -211,6 +240,35 @@ def show(accelerator, task, forecasts, chosen, test):
     return {name: field.float().cpu().numpy() for name, field in fields.items()}
 
 
+@exact_inference
+@torch.no_grad()
+def plan_rows(accelerator, task, index, operator, test):
+    """For each plan the error and the seconds of a trajectory, to all frames and to the last."""
+    facts, rows = task.fields.facts, []
+    most = CHUNK_BYTES // (4 * len(facts.channels) * math.prod(facts.grid) * facts.frames)
+    s = start(task, test[:max(1, min(ROWS, most))], test, accelerator.device)
+    for longest in task.plans:
+        row = {"longest": longest}
+        for name, leads in (("all", range(1, s.steps + 1)), ("last", [s.steps])):
+            for _ in range(2):  # the first one warms up
+                begin, frames = now(), {}
+                z0 = task.encode(s.whole[:, :task.history]).squeeze(1)
+                for lead, z in roll_out(operator, z0, s.dt, s.cond, index, leads,
+                                        within(task.plans, longest), s.inputs):
+                    frames[lead] = task.decode(z)
+                seconds = now() - begin
+            u = torch.stack([frames[lead] for lead in leads], 1)
+            row |= {f"nrmse_{name}": metrics.nrmse(u, s.u[:, list(leads)]).mean().item(),
+                    f"seconds_{name}": seconds / len(s.u)}
+        rows.append(row)
+    if accelerator.is_main_process:
+        print(text_table(f"{task.name}: nRMSE and seconds of a trajectory, {len(s.u)} together, "
+                         "by the longest step in frames",
+                         ["all frames", "seconds", f"frame {s.steps}", "seconds"],
+                         {longest: values for longest, *values in map(dict.values, rows)}))
+    return rows
+
+
 def best_median_worst(table, chosen):
     """Three of the trajectories `chosen`, by their nRMSE in a table (n, T - 1, C)."""
     order = table.nanmean((1, 2)).argsort()
@@ -218,5 +276,6 @@ def best_median_worst(table, chosen):
 
 
 def by_lead(tables):
-    """Errors {forecast: (n, T - 1)} of trajectories, for pictures."""
-    return {name: table["nrmse"].nanmean(2).numpy() for name, table in tables.items()}
+    """Errors {forecast: (n, T - 1)} of the operator between its yardsticks, for pictures."""
+    return {name: tables[name]["nrmse"].nanmean(2).numpy()
+            for name in ("persistence", "operator", "codec")}

@@ -28,7 +28,6 @@ DEFINITIONS = {
     "rmse": f"RMSE = root of the mean of (p - y)^2 over space, {_MEAN} (PDEBench's order)",
     "vrmse": ("VRMSE (The Well) = root of [mean of (p - y)^2 / (variance of y + 1e-7)], both over "
               f"space, {_MEAN}"),
-    "mae": "absolute error = mean of |p - y| over space, channels and trajectories",
     "max_error": "max error = largest |p - y| over space, channels, frames and trajectories",
     "relative_l2": ("relative L2 (DPOT) = |p - y|_2 / |y|_2 over space and all predicted frames of "
                     "a trajectory, mean over channels and trajectories"),
@@ -114,7 +113,6 @@ FIELD = {  # (B, T, C) of float64 fields
     "rmse": lambda p, y: (p - y).flatten(3).square().mean(3).sqrt(),
     "vrmse": lambda p, y: ((p - y).flatten(3).square().mean(3)
                            / (y.flatten(3).var(3, correction=0) + WELL_EPS)).sqrt(),
-    "mae": lambda p, y: (p - y).flatten(3).abs().mean(3),
     "max_error": lambda p, y: (p - y).flatten(3).abs().amax(3),
     "crmse": lambda p, y: (p - y).flatten(3).mean(3).abs(),
     "size": lambda p, y: y.flatten(3).square().mean(3).sqrt(),
@@ -178,34 +176,30 @@ def crps(members, y):
     x, y = members.double().flatten(3), y.double().flatten(2)  # (B, M, C, points)
     count = x.shape[1]
     error = (x - y[:, None]).abs().mean((1, 3))
-    if count == 1:
-        return error
-    place = torch.arange(1 - count, count, 2, dtype=x.dtype, device=x.device)  # pairs below - above
-    pairs = (x.sort(1).values * place[:, None, None]).sum(1).mean(2)  # sum of x_j - x_i, i < j
-    return error - pairs / (count * (count - 1))
+    return error - pairs(x).mean(2) / max(1, count * (count - 1))
+
+
+def pairs(x):
+    """The sum of |x_i - x_j| over pairs i < j of members x (B, M, ..): (B, ..)."""
+    place = torch.arange(1 - x.shape[1], x.shape[1], 2, dtype=x.dtype, device=x.device)
+    return torch.tensordot(x.sort(1).values, place, ([1], [0]))  # of each: pairs below - above
 
 
 def energy_score(members, y):
     """Fair energy score (B, C): the CRPS with the root mean square over space for |.|."""
     x, y = members.double().flatten(3).transpose(1, 2), y.double().flatten(2)  # (B, C, M, points)
     count, points = x.shape[2:]
-    pairs = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").sum((2, 3))
-    error = (x - y[:, :, None]).norm(dim=3).mean(2) - pairs / (2 * count * max(1, count - 1))
+    twice = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").sum((2, 3))
+    error = (x - y[:, :, None]).norm(dim=3).mean(2) - twice / (2 * count * max(1, count - 1))
     return error / points**0.5
 
 
 def spread_skill(members, y):
-    """Unbiased variance of the members and squared error of their mean, (B, C) each.
-
-    Average both over trajectories, then `ratio`.
+    """Squares of spread and skill, (B, C) each: the members' unbiased variance times (M + 1) / M,
+    and the squared error of their mean. The ratio is that of their means over trajectories.
     """
     x, y = members.double().flatten(3), y.double().flatten(2)
-    return x.var(1).mean(2), (x.mean(1) - y).square().mean(2)
-
-
-def ratio(variance, square_error, members):
-    """Spread / skill from the means of `spread_skill`, exact for finite ensembles."""
-    return ((members + 1) / members * variance / square_error).sqrt()
+    return (1 + 1 / x.shape[1]) * x.var(1).mean(2), (x.mean(1) - y).square().mean(2)
 
 
 def rank_histogram(members, y):
@@ -218,15 +212,14 @@ def rank_histogram(members, y):
     return edges.cumsum(2)[..., :-1] / below.shape[2]
 
 
-def coverage(members, y, share):
-    """How often (B, C) the truth lies in the central `share` of the members.
+def coverage(ranks, share):
+    """How often the truth lies in the central `share` of the members, by a histogram (.., M + 1).
 
     A rank that is partly inside counts in part, so that members from which the truth cannot be told
     cover `share` exactly, however few they are.
     """
-    ranks = rank_histogram(members, y)
-    edge = torch.linspace(0, 1, ranks.shape[2] + 1, dtype=ranks.dtype, device=ranks.device)
-    inside = edge.clamp((1 - share) / 2, (1 + share) / 2).diff() * ranks.shape[2]
+    edge = torch.linspace(0, 1, ranks.shape[-1] + 1, dtype=ranks.dtype, device=ranks.device)
+    inside = edge.clamp((1 - share) / 2, (1 + share) / 2).diff() * ranks.shape[-1]
     return ranks @ inside
 
 

@@ -176,8 +176,7 @@ def draw_rollouts(figure, facts, fields, errors):
         axes[0].plot(points(facts), rows[1][1][1, frame], color=colour, lw=2.4, ls=":")
         axes[0].set(title="median: truth (line), operator (dots)", xlabel=facts.axes[0])
         axes[0].legend(fontsize=8)
-    errors = {name: np.clip(errors[name], 1e-12, 1e12) for name in
-              ("persistence", "operator", "codec")}
+    errors = {name: np.clip(e, 1e-12, 1e12) for name, e in errors.items()}
     curves(axes[-1], range(1, facts.frames), {
         LABELS[name]: (COLOURS[name], e.mean(0), *np.quantile(e, (0.1, 0.9), axis=0))
         for name, e in errors.items()}, title="error (band: 10 to 90 %)", xlabel="step",
@@ -254,13 +253,22 @@ def draw_data(figure, fields):
 
 def draw_ensemble(figure, facts, truth, members):
     """One trajectory (T, *grid) and members (T, M, *grid): truth, four of them and the spread of
-    all, over x and time or at some times."""
+    all, over x and time or at some times; below, the fan of all in the middle of the domain."""
     truth, members = truth.float().numpy(), members.float().numpy()
     figure.suptitle(f"{facts.name}: {facts.channels[0]} of a test trajectory, {members.shape[1]} "
                     "members")
+    height = 2.8 if len(facts.grid) == 1 else 7.2
+    figure.set_size_inches(16.6, height + 2.4)
+    above, below = figure.subfigures(2, 1, height_ratios=(height, 2.4))
     rows = [(f"member {m + 1}", u, "field") for m, u in enumerate(members.swapaxes(0, 1)[:4])]
-    _in_time(figure, facts, [("truth", truth, "field"), *rows,
-                             ("spread", members.std(1, ddof=1), "spread")], 3, 1, across=True)
+    _in_time(above, facts, [("truth", truth, "field"), *rows,
+                            ("spread", members.std(1, ddof=1), "spread")], 3, 1, across=True)
+    middle = tuple(n // 2 for n in facts.grid)
+    fan = members[(slice(None), slice(None), *middle)]  # (T, M)
+    curves(below.subplots(), facts.dt * np.arange(len(fan)), {
+        "truth": ("black", truth[(slice(None), *middle)]),
+        "members: median, 5 to 95 %": ("C3", *np.quantile(fan, (0.5, 0.05, 0.95), axis=1))},
+           title="in the middle of the domain", xlabel="time", ylabel=facts.channels[0])
 
 
 def draw_steady(figure, facts, inputs, truth, members, scores):

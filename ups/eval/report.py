@@ -7,6 +7,7 @@ import base64
 import datetime
 import json
 import math
+import shlex
 import subprocess
 from html import escape
 from pathlib import Path
@@ -14,10 +15,10 @@ from string import Template
 
 import torch
 
-from ups.eval.ensemble_scores import TRUTH
 from ups.eval.forecasts import LABELS, PROBES
 from ups.eval.measure import LEADS, lead_table, text_table
 from ups.eval.plots import CHOICE, COLOURS, curves, draw_costs, draw_rollouts, film, render, three
+from ups.eval.truth import TRUTH
 from ups.files import written
 
 PAGE = """<!doctype html>
@@ -42,9 +43,7 @@ pre { background: #f4f5f7; padding: 10px; font-size: 12.5px } summary { cursor: 
 """
 REASONS = {"shuffled": "with the parameters of another trajectory the error must rise",
            "shifted": "fields are shifted, rolled out and shifted back: no change if the operator "
-                      "knows that the domain has no beginning",
-           "halved": "two steps of dt / 2 for each step, to see how far the operator can be "
-                     "trusted between the dt that it was trained on"}
+                      "knows that the domain has no beginning"}
 NOTES = ("Below a value: its 95 % interval. CRPS of one member is its absolute error. ms: a step "
          "of one trajectory with all its members, decoded, in batches. One true step starts at the "
          "true frame before; training mean: of the training trajectories at each step; codec "
@@ -57,12 +56,9 @@ def write_report(folder, about, pictures):
     for task, result in about["tasks"].items():
         print(lead_table(
             f"{task}: test nRMSE of {result['trajectories']} trajectories, {result['protocol']}",
-            {LABELS[name]: (one["scores"]["nrmse"], [*one["scores"]["nrmse"]["interval"],
-                                                     one["scores"]["crps"]["all"]])
-             for name, one in result["forecasts"].items() if name not in PROBES},
-            ["95 %: low", "high", "CRPS"], width=20))
+            {name: one for name, one in result["forecasts"].items() if name not in PROBES}))
         for title, head, rows in _against_truth(result):
-            print(text_table(f"{task}: {title}", head, rows, width=20, form=".3g"))
+            print(text_table(f"{task}: {title}", head, rows, ".3g"))
         print(*([f"{task} {result['pays']}"] if "pays" in result else []),
               f"{about['definitions']['nrmse']}.", sep="\n")
     if about["steady"]:
@@ -111,18 +107,19 @@ def page(about, pictures):
     body += [f"<h2>{escape(name)}</h2>{_task(result, **pictures[name])}"
              for name, result in about["tasks"].items()]
     for name, result in about["steady"].get("tasks", {}).items():
-        body += [f"<h2>Steady prior: {escape(name)}</h2><p>The numbers of its own test.</p>",
-                 table(["", ""], result.items())]
+        body += [f"<h2>Steady prior: {escape(name)}</h2><p>The numbers of its own test, of "
+                 f"{result['trajectories']} samples.</p>", metric_table(result["forecasts"])]
         body += [wide(path.read_bytes(), path.name) for path in Path(run, "steady").glob("*.png")]
-    lines = [f"accelerate launch train_{stage}.py --config {run}/{stage}/config.json "
-             "--run runs/again" for stage in about["config"]]
-    flags = " ".join(f"--{key} {value}" for key, value in about["evaluation"].items()
-                     if value and key != "run")
-    lines.append(f"accelerate launch evaluate.py --run runs/again {flags}")
-    terms = about["definitions"] | about["steady"].get("definition", {})
+    lines = [[f"train_{stage}.py", "--config", f"{run}/{stage}/config.json", "--run", "runs/again"]
+             for stage in about["config"]]
+    lines.append(["evaluate.py", "--run", "runs/again"])
+    for key, value in about["evaluation"].items():
+        if value and key != "run":
+            lines[-1] += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+    lines = [f"accelerate launch {shlex.join(words)}" for words in lines]
     body += [f"<h2>How it was made</h2><pre>{escape(chr(10).join(lines))}</pre>", folded(
         "Definitions", "".join(f"<p><b>{escape(name)}</b>: {escape(text)}</p>"
-                               for name, text in terms.items()))]
+                               for name, text in about["definitions"].items()))]
     body += [folded(title, f"<pre>{escape(json.dumps(about[key], indent=1))}</pre>") for title, key
              in (("Lineage by fingerprint", "lineage"), ("Configuration", "config"))]
     return Template(PAGE).substitute(title=escape(f"Evaluation of {run}"), body="".join(body))
@@ -146,6 +143,13 @@ def table(head, rows):
 
     body = "".join(line("td", name, *map(cell, cells)) for name, *cells in rows)
     return f"<div class=scroll><table>{line('th', *map(escape, head))}{body}</table></div>"
+
+
+def metric_table(found):
+    """All scores of forecasts {name: as of `summarise`}."""
+    names = dict.fromkeys(metric for one in found.values() for metric in one["scores"])
+    return table(["over all steps", *(LABELS[name] for name in found)],
+                 [[name, *(one["scores"].get(name) for one in found.values())] for name in names])
 
 
 def folded(title, body):
@@ -213,12 +217,11 @@ def _task(result, facts, chosen, params, fields, errors):
 
     def ranks():
         for name in ensembles:
-            share = torch.tensor(every[name]["rank"]).mean(0)
-            yield chart(f"rank histogram, {LABELS[name]} (right: 1)", range(len(share)),
-                        line(name, (share * len(share)).tolist()), level=1, ylim=(0, None),
-                        xlabel=f"of {len(share) - 1} members, below the truth")
+            count = every[name]["members"]
+            yield chart(f"rank histogram, {LABELS[name]} (right: 1)", range(count + 1),
+                        line(name, [(count + 1) * share for share in every[name]["rank"]]),
+                        level=1, ylim=(0, None), xlabel=f"of {count} members, below the truth")
 
-    names = dict.fromkeys(metric for one in scored.values() for metric in one["scores"])
     probes = [name for name in REASONS if name in every]
     return "".join([
         f"<p>{escape(result['pde'])}. {result['trajectories']} test trajectories, "
@@ -230,9 +233,7 @@ def _task(result, facts, chosen, params, fields, errors):
                 one["scores"]["crps"], one["scores"].get("crps_ratio"), one["members"],
                 one["milliseconds"]] for name, one in scored.items()]),
         f"<small>{NOTES}</small>",
-        folded("All metrics, with intervals", table(
-            ["over all steps", *(LABELS[name] for name in scored)],
-            [[name, *(one["scores"].get(name) for one in scored.values())] for name in names])),
+        folded("All metrics, with intervals", metric_table(scored)),
         "<h3>Cost of a trajectory, in batches</h3>",
         table(["longest step, frames", "nRMSE, all frames", "seconds", "nRMSE, last frame",
                "seconds"], map(dict.values, plans)),

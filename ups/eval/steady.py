@@ -10,15 +10,15 @@ import torch
 
 from ups.data.augment import moved, symmetries
 from ups.eval.ensemble import member_noise
-from ups.eval.finish import mean_error
+from ups.eval.finish import write_test
 from ups.eval.forecasts import make_forecasts
-from ups.eval.measure import best_median_worst, measure, text_table
-from ups.eval.metrics import DEFINITIONS, crps, ratio
+from ups.eval.measure import best_median_worst, judge, score_table
+from ups.eval.metrics import crps
 from ups.eval.plots import draw_steady, picture, three
 from ups.train.step import exact_inference
 
 FACTORS = torch.logspace(-2, 2, 81, 2)  # that draws may be scaled by, a quarter to four times
-SCORES = "nrmse", "sample_nrmse", "crps", "mae", "spread_skill"
+COLUMNS = {"nrmse": "nRMSE", "sample_nrmse": "one member", "crps": "CRPS", "spread_skill": "spread"}
 
 
 def images(task):
@@ -76,26 +76,18 @@ def steady_forecasts(prior, task, members, calls):
         yield task.decode(prior.latent(zero, prior.size(v, cond)))[:, None]
 
     return {"members": lambda s: iter([draw(prior, task, s.chosen, members, calls)[1]]),
-            "mean": lambda s: iter([draw(prior, task, s.chosen, 1, 1)[1]]), "law": law,
+            "alone": lambda s: iter([draw(prior, task, s.chosen, 1, 1)[1]]), "law": law,
             "codec": make_forecasts(task, 0, None)["codec"]}
 
 
 def validate_steady(run, prior, task, calls):
     """Validation scores in physical units; with one call they are those of the mean."""
     forecasts = {"members": steady_forecasts(prior, task, run.cfg.members, calls)["members"]}
-    tables, _ = measure(run.accelerator, task, forecasts,
-                        task.fields.split("val")[: run.cfg.val_trajectories], only=SCORES,
-                        members=run.cfg.members)
-    scores = _scores(tables["members"], run.cfg.members)
-    return {f"val/{name}": value for name, value in scores.items()
+    found, _ = judge(run.accelerator, task, forecasts,
+                     task.fields.split("val")[: run.cfg.val_trajectories], only=COLUMNS,
+                     members=run.cfg.members)
+    return {f"val/{name}": found["members"]["scores"][name]["all"] for name in COLUMNS
             if calls > 1 or name != "spread_skill"}
-
-
-def _scores(tables, members):
-    """Means over samples; spread / skill is the ratio of means."""
-    return {"nrmse": mean_error(tables), "nrmse_sample": tables["sample_nrmse"].nanmean().item(),
-            "crps": tables["crps"].mean().item(),
-            "spread_skill": ratio(*tables["spread_skill"].mean((0, 1, 2)), members).item()}
 
 
 @exact_inference
@@ -130,27 +122,16 @@ def calibrate(prior, task, members, calls):
 def test_steady(run, prior, task):
     """Test once; table, `test.json` and picture. Every rank calls."""
     members, calls, test = run.cfg.members, run.cfg.calls, task.fields.split("test")
-    tables, _ = measure(run.accelerator, task, steady_forecasts(prior, task, members, calls), test,
-                        only=SCORES, members=members)
-    scores = _scores(tables["members"], members)
-    errors = {"members": scores.pop("nrmse"), "sample": scores.pop("nrmse_sample"),
-              **{name: mean_error(tables[name]) for name in ("mean", "law", "codec")}}
-    result = {"samples": len(test), "members": members, "calls": calls, **scores,
-              "mae": tables["mean"]["mae"].mean().item(),
-              **{f"nrmse_{name}": error for name, error in errors.items()}}
+    found, tables = judge(run.accelerator, task, steady_forecasts(prior, task, members, calls),
+                          test, only=COLUMNS, members=members)
+    write_test(run, {task.name: {"trajectories": len(test), "calls": calls, "forecasts": found}})
     chosen = best_median_worst(tables["members"]["nrmse"], test)
     u, v, _ = read(task, chosen, "cpu")
     drawn = draw(prior, task, chosen, members, calls)[1].cpu()  # every rank
-    if not run.accelerator.is_main_process:
-        return
-    run.write("test.json", {"definition": {name: DEFINITIONS[name] for name in SCORES},
-                            "split": "test", "tasks": {task.name: result}})
-    labels = (f"mean of {members} members, {calls} calls each", "one member",
-              f"mean alone, a call for each of {len(images(task))} images",
-              "mean of train, scaled by the law of its size", "codec floor")
-    print(text_table(f"{task.name}: {' '.join(task.facts.channels)} of {len(test)} test samples",
-                     ["nRMSE"], dict(zip(labels, ([e] for e in errors.values()), strict=True)), 50))
-    print(f"CRPS {result['crps']:.2e} (absolute error of the mean {result['mae']:.2e}), spread / "
-          f"skill {result['spread_skill']:.2f}")
-    picture(run.folder / "steady.png", draw_steady, task.facts, v, u, drawn,
-            three(tables["members"]["nrmse"].nanmean(2).numpy()))
+    if run.accelerator.is_main_process:
+        print(score_table(
+            f"{task.name}: {' '.join(task.facts.channels)} of {len(test)} test samples, {members} "
+            f"members, {calls} calls each; of the mean a call for each of {len(images(task))} "
+            "images", found, COLUMNS, ".2e"))
+        picture(run.folder / "steady.png", draw_steady, task.facts, v, u, drawn,
+                three(tables["members"]["nrmse"].nanmean(2).numpy()))
