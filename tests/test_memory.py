@@ -34,7 +34,7 @@ def test_what_is_free_is_what_the_machine_or_the_group_says(tmp_path, monkeypatc
 
 
 def test_too_much_is_refused_with_a_cure(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"a batch of 1200000000 rows needs 3504.8 GiB of this "
+    with pytest.raises(UsageError, match=r"a batch of 1200000000 rows needs 3612.0 GiB of this "
                                          r"machine's memory, and [\d.]+ GiB are free; lower "
                                          r"--batch_size\."):
         toy.main(["--run", str(tmp_path / "toy"), "--batch_size", "1200000000"])

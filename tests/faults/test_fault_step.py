@@ -1,12 +1,11 @@
 """Faults that no process dies of: all ranks take the same decision, in one process group."""
 
-import itertools
 import json
 
 import pytest
 from watching import ending, losses, one_order, play, ranks, saved
 
-CELLS = list(itertools.product(("forward", "backward"), (0, 1), (0, -1)))
+CELLS = ("forward", 0, 0), ("forward", 1, -1), ("backward", 0, -1), ("backward", 1, 0)
 FLAGS = {"micro_batch": 2}
 
 
@@ -40,7 +39,7 @@ def played(tmp_path_factory):
 def same_curve(folder, name):
     reference, other = losses(folder / "sound"), losses(folder / name)
     assert reference.keys() == other.keys() == set(range(1, 9))
-    assert abs(reference[1] - reference[8]) > 0.03
+    assert abs(reference[1] - reference[8]) > 0.02
     return max(abs(reference[k] - other[k]) for k in reference) < 1e-9  # float64
 
 

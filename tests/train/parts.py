@@ -20,7 +20,7 @@ from accelerate.state import PartialState
 from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils.data import Dataset
+from toy import Windows, loss
 
 from ups.models.body import BodyConfig
 from ups.models.latent_operator import LatentOperator, TaskSpec
@@ -31,7 +31,7 @@ from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
 CIRCLE, WALLS = (True, True, True), (False, False, False)
-STEPS, SAVED, WINDOWS = 6, 3, 40
+STEPS, SAVED = 6, 3
 LINE = TaskSpec("line", (1, 1, 16), 3, CIRCLE)
 NAMED = TaskSpec("named", (1, 1, 16), 3, CIRCLE, ("nu", "beta"))
 SQUARE = TaskSpec("square", (1, 4, 6), 2, WALLS, ("nu",))
@@ -68,39 +68,6 @@ class Config(RunConfig):
     batch_size: int = 8
     seed: int = 0
     save_every: int = SAVED
-
-
-class Windows(Dataset):
-    """Latents that move on by one token and shrink, faster where the first parameter is larger."""
-
-    def __init__(self, tasks, dtype):
-        source, self.tasks = torch.Generator().manual_seed(7), tasks
-        width = max(task.width for task in tasks)
-        self.z, self.cond, self.sizes = [], [], [WINDOWS] * len(tasks)
-        for task in tasks:
-            own = (torch.arange(width) < task.width).to(dtype)
-            count = torch.Size(task.tokens).numel()
-            z = torch.randn(WINDOWS, count, width, generator=source, dtype=dtype)
-            self.z.append(z * own)
-            self.cond.append(torch.randn(WINDOWS, 2, generator=source, dtype=dtype))
-
-    def __len__(self):
-        return WINDOWS * len(self.tasks)
-
-    def __getitems__(self, triples):
-        steps, rows, pairs = zip(*triples, strict=True)
-        (task, *_), index = (list(column) for column in zip(*pairs, strict=True))
-        z, cond = self.z[task][index], self.cond[task][index]
-        after = z.roll(1, 1) / (2 + cond[:, :1, None].tanh())
-        return {"z": torch.stack([z, after], 1), "cond": cond, "dt": 0.1 + cond[:, 1].abs(),
-                "step": steps[0], "rows": torch.tensor(rows), "task": task}
-
-
-def loss(model, batch, tasks):
-    z0, z1 = batch["z"].unbind(1)
-    z1_hat = model(z0 + 0.01 * batch["noise"], batch["dt"], batch["cond"], batch["task"])
-    own = torch.arange(z0.shape[2]) < tasks[batch["task"]].width  # not the padding
-    return (own.to(z0) * (z1_hat - z1) ** 2).mean((1, 2))
 
 
 def full(tensor):

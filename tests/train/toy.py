@@ -1,4 +1,4 @@
-"""A stage in miniature on the real run core: a tiny operator that learns to halve its latents.
+"""A stage in miniature on the real run core: a tiny operator that learns to shift its latents.
 
 Float64, so that what is equal in exact arithmetic is equal to many digits. Writes the weights and
 the rows that each rank saw, for the tests to compare.
@@ -25,7 +25,8 @@ from ups.train.optim import set_lr
 from ups.train.run import Run, RunConfig
 from ups.train.step import Backward
 
-TOKENS, WIDTH = 16, 3
+WINDOWS = 60  # of each task
+TASK = TaskSpec("toy", (1, 1, 16), 3, (True, True, True), ("nu",))
 DIE_AT = int(os.environ.get("DIE_AT", 0))
 
 
@@ -42,37 +43,43 @@ class Config(RunConfig):
 
 
 class Windows(Dataset):
-    sizes = [60]
+    """Latents that move on by one token and shrink, faster where the first parameter is larger."""
 
-    def __init__(self, dtype):
-        source = torch.Generator().manual_seed(7)
-        self.z = torch.randn(60, TOKENS, WIDTH, generator=source, dtype=dtype)
+    def __init__(self, tasks, dtype):
+        source, width = torch.Generator().manual_seed(7), max(task.width for task in tasks)
+        self.z, self.cond, self.sizes = [], [], [WINDOWS] * len(tasks)
+        for task in tasks:
+            own = (torch.arange(width) < task.width).to(dtype)
+            count = torch.Size(task.tokens).numel()
+            z = torch.randn(WINDOWS, count, width, generator=source, dtype=dtype)
+            self.z.append(z * own)
+            self.cond.append(torch.randn(WINDOWS, 2, generator=source, dtype=dtype))
 
     def __len__(self):
-        return len(self.z)
+        return WINDOWS * len(self.sizes)
 
     def __getitems__(self, triples):
         steps, rows, pairs = zip(*triples, strict=True)
-        index = torch.tensor([window for _, window in pairs])
-        z = self.z[index]
-        return {"z": torch.stack([z, z / 2], 1), "step": steps[0], "rows": torch.tensor(rows),
-                "index": index, "task": 0}
+        (task, *_), index = (list(column) for column in zip(*pairs, strict=True))
+        z, cond = self.z[task][index], self.cond[task][index]
+        after = z.roll(1, 1) / (2 + cond[:, :1, None].tanh())
+        return {"z": torch.stack([z, after], 1), "cond": cond, "dt": 0.1 + cond[:, 1].abs(),
+                "step": steps[0], "rows": torch.tensor(rows), "index": torch.tensor(index),
+                "task": task}
 
 
-def loss(model, batch):
+def loss(model, batch, tasks=(TASK,)):
     z0, z1 = batch["z"].unbind(1)
-    dt = torch.full((len(z0),), 0.1, dtype=z0.dtype)
-    z1_hat = model(z0 + 0.01 * batch["noise"], dt, z0.new_zeros(len(z0), 1), batch["task"])
-    return (z1_hat - z1).square().mean((1, 2))
+    z1_hat = model(z0 + 0.01 * batch["noise"], batch["dt"], batch["cond"], batch["task"])
+    own = torch.arange(z0.shape[2]) < tasks[batch["task"]].width  # not the padding
+    return (own.to(z0) * (z1_hat - z1) ** 2).mean((1, 2))
 
 
-def train(run, cfg, wrap=lambda model: model):
+def train(run, cfg):
     accelerator, dtype = run.accelerator, getattr(torch, cfg.dtype)
-    task = TaskSpec("toy", (1, 1, TOKENS), WIDTH, (True, True, True), ("nu",))
-    model = LatentOperator(BodyConfig(dim=8, depth=1, heads=2, modes=4), [task]).to(dtype)
-    model = wrap(model)
+    model = LatentOperator(BodyConfig(dim=8, depth=1, heads=2, modes=4), [TASK]).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), cfg.lr, weight_decay=0.0)
-    loader = run.loader(Windows(dtype))
+    loader = run.loader(Windows([TASK], dtype))
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ema = EMA(model, 0.9)
     backward = Backward(run, model, loss)
