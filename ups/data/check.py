@@ -85,27 +85,28 @@ class Averages:
 
 
 def _averages(u):
-    u = np.asarray(u, np.float64)
-    every = (0, *range(2, u.ndim))
+    u = np.array(u.swapaxes(0, 1), np.float64, order="C")  # (C, T, *grid)
+    every = tuple(range(1, u.ndim))
     v = u - u.mean(every, keepdims=True)
-    change = np.diff(u, axis=0) if len(u) > 1 else 0 * u
-    w = (v[1:] + v[:-1]) / 2 if len(u) > 1 else v
-    out = [u.mean(every[1:]), v.std(every), u.min(every), u.max(every)]
+    change = np.diff(u, axis=1) if u.shape[1] > 1 else 0 * u
+    w = (v[:, 1:] + v[:, :-1]) / 2 if u.shape[1] > 1 else v
+    out = [u.mean(every[1:]).T, v.std(every), u.min(every), u.max(every)]
     for axis in every[1:]:
         rest = tuple({*every} - {axis})
         slope = np.gradient(w, axis=axis) if w.shape[axis] > 1 else 0 * w
-        products = [np.column_stack([np.tensordot(a, b, (every, every)), cube.sum(every)])
-                    for a, b, cube in ((w, w, w**3), (w, slope, slope**3),
+        products = [np.column_stack([a.reshape(len(a), -1) @ b.reshape(len(b), -1).T,
+                                     cube.sum(every)])
+                    for a, b, cube in ((w, w, w * w * w), (w, slope, slope * slope * slope),
                                        (change, slope, w * change * slope),
                                        (change, w, w * w * change))]
         out += [np.stack([x.mean(rest) for x in (u, v * v, change * change)]),
-                np.stack(products) / w[:, 0].size,
-                _seam(np.moveaxis(u[len(u) // 2:], axis, -1))]
+                np.stack(products) / w[0].size,
+                _seam(np.moveaxis(u[:, u.shape[1] // 2:], axis, -1))]
     return out
 
 
 def _seam(u):
-    """Jumps across the ends of the last axis of u (T, C, .., L) over jumps inside; 1 is usual.
+    """Jumps across the ends of the last axis of u (C, T, .., L) over jumps inside; 1 is usual.
 
     Of values or of slopes, because two ends that are held at zero agree in value. It is infinite
     where the last point repeats the first: both ends are always equal, and move.
@@ -114,9 +115,9 @@ def _seam(u):
         return 0.0
     first, near = u[..., 0], 1e-3 * math.sqrt(np.square(np.diff(u)).mean())
     if abs(u[..., -1] - first).max() <= near and (
-            abs(first - first[:1]).max() > near > 1e-7 * abs(u).max()):
+            abs(first - first[:, :1]).max() > near > 1e-7 * abs(u).max()):
         return math.inf
-    rest, jumps = (0, *range(2, u.ndim)), []
+    rest, jumps = tuple(range(1, u.ndim)), []
     size = np.maximum(u.var(rest), 1e-60)  # (C,)
     for n in (1, 2):
         ends = np.concatenate([u[..., -n:], u[..., :n]], -1)

@@ -58,10 +58,8 @@ class File:
                     u = variable.read(f, facts.axes, span, frames, slice(low, high), stride)
                     for c, k in parts.items():
                         out[run, :, c] = u[:, :, k - low]
-        if facts.steady:  # frame 0 holds nothing, and the answer is all that a file has
-            for c, name in enumerate(channels):
-                if name in facts.channels and "time" not in sources[c][0].axes:
-                    out[:, [i for i, frame in enumerate(frames) if frame == 0], c] = 0
+        if facts.steady and channels != facts.inputs:  # frame 0 holds nothing
+            out[:, np.array(frames) == 0] = 0
         return out
 
     def read_inputs(self, rows, frames=None, stride=1):
