@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def fresh_process():
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blank():
+    """Pictures of roll-outs take seconds: they stay empty where no test looks at them."""
+    with patch("ups.eval.finish.draw_rollouts"):
+        yield
 
 
 @pytest.fixture

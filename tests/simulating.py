@@ -18,8 +18,7 @@ OPERATOR = [*TINY, *MODEL, "--steps", "3", "--val_trajectories", "2"]
 
 
 @functools.cache  # once for all files of tests
-@patch("ups.eval.finish.draw_rollouts")
-def two_tasks(base, _):
+def two_tasks(base):
     """A run of burgers1d, two viscosities, and advection1d."""
     folder = base / "two_tasks"
     make("burgers1d", out=folder / "data", samples=20, grid=32, frames=9, nu=[0.01, 0.1])
@@ -42,8 +41,7 @@ def write_driven(path, samples=24, grid=16, frames=6, dt=0.1, seed=0, **facts):
 
 
 @functools.cache
-@patch("ups.eval.finish.draw_rollouts")
-def driven(base, _):
+def driven(base):
     """A run on data with an input that varies in time and a parameter of both signs."""
     folder = base / "driven"
     folder.mkdir()

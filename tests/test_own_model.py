@@ -55,7 +55,8 @@ def test_it_learns_and_resumes_bit_for_bit(folder):
     assert (stage / "model" / "model.safetensors").read_bytes() == weights
 
 
-def test_it_is_measured_rolled_out_and_exported(folder, capsys):
+def test_it_is_measured_rolled_out_and_exported(folder, monkeypatch):
+    monkeypatch.setattr("ups.eval.report.page", lambda *args: "")
     run, stage = folder / "run", folder / "run" / "operator"
     evaluate.main(["--run", str(run), "--model", FILE])
     found = json.loads((run / "evaluation" / "metrics.json").read_text())

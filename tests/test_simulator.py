@@ -181,7 +181,6 @@ def test_parameters_reach_the_operator_and_what_no_training_saw_warns(sim, start
     assert told[1][1] == __file__
 
 
-@patch("ups.eval.finish.draw_rollouts", lambda *args: None)
 @patch("ups.eval.report.page", lambda *args: "")
 def test_a_history_tells_what_one_frame_does_not(tmp_path):
     """Waves that run to the left or to the right: one frame does not say which."""

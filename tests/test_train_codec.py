@@ -1,7 +1,6 @@
 """The codec's script on tiny data: better than patch, used by the operator, equal on two ranks."""
 
 import json
-from unittest.mock import patch
 
 import pytest
 from accelerate import Accelerator
@@ -31,8 +30,7 @@ def flags(tmp_path, data, *more, run="run"):
             "--cache", str(tmp_path / "cache"), *TINY, *map(str, more)]
 
 
-@patch("ups.eval.finish.draw_rollouts")
-def test_the_learned_codec_beats_patch_and_serves_the_operator(_, tmp_path, data):
+def test_the_learned_codec_beats_patch_and_serves_the_operator(tmp_path, data):
     train_codec.main(flags(tmp_path, data, "--steps", 160, "--patch", 4, "--width", 1,
                            "--lr", 4e-3))
     stage = tmp_path / "run" / "codec" / "burgers1d"

@@ -4,7 +4,6 @@ import json
 import shutil
 import statistics
 import types
-from unittest.mock import patch
 
 import h5py
 import pytest
@@ -24,13 +23,6 @@ from ups.train.step import CudaGraphed, exact_inference
 TINY = ["--steps", "12", "--batch_size", "8", "--log_every", "1", "--eval_every",
         "6", "--save_every", "6", "--warmup", "4", "--model.dim", "16", "--model.depth", "2",
         "--model.modes", "4", "--val_trajectories", "4"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def drawn():
-    """Pictures take seconds: one test draws them."""
-    with patch("ups.eval.finish.draw_rollouts") as drawn:
-        yield drawn
 
 
 @pytest.fixture(scope="module")
