@@ -189,6 +189,8 @@ def test_seams():
                          for n in (1, 2)))[:32]
     assert np.quantile(jumps, 0.7) < ratio(u) < np.quantile(jumps, 0.8)  # of the 32 for training
     assert ratio(waves(40) + 10 * X) > 3
+    assert 0.5 < min(long := [ratio(waves(1, seed, 200)) for seed in range(6)])
+    assert max(long) < 1.6  # pieces of one trajectory
     held = np.sin(np.pi * (np.arange(64) + 0.5) / 64 * np.arange(1, 9)[:, None, None, None])
     assert ratio(np.repeat(held, 2, 1)) > 3
     first = np.random.default_rng(1).integers(64, size=40)

@@ -45,13 +45,15 @@ class Look:
         step = max(1, (facts.frames - 1) // (count - 1))
         self.frames = slice(1, None) if facts.steady else slice(None, None, step)
 
-        self.seen = Averages(facts.channels, facts.axes,
-                             (self.read([row])[0] for row in self.rows))
+        def averages(rows):
+            return Averages(facts.channels, facts.axes, (self.read([row])[0] for row in rows))
+
+        self.seen = averages(self.rows)
         self.given = facts.inputs and Averages(
             facts.inputs, facts.axes, (fields.inputs([row], self.frames)[0] for row in self.rows))
-        # of each axis, the upper quartile: a few trajectories have a shock there
-        self.seams = [np.quantile(self.seen.seams[axis], 0.75, method="lower").item()
-                      for axis in facts.axes]
+        # of each axis, the upper quartile: a few trajectories, or pieces of one, have a shock there
+        seams = (self.seen if len(self.rows) >= LEAST else averages(order[:32])).seams
+        self.seams = [np.quantile(seams[axis], 0.75, method="lower").item() for axis in facts.axes]
 
     def read(self, rows):
         """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
@@ -85,7 +87,7 @@ class Averages:
 
 
 def _averages(u):
-    u = np.array(u.swapaxes(0, 1), np.float64, order="C")  # (C, T, *grid)
+    u = np.ascontiguousarray(np.asarray(u, np.float64).swapaxes(0, 1))  # (C, T, *grid)
     every = tuple(range(1, u.ndim))
     v = u - u.mean(every, keepdims=True)
     change = np.diff(u, axis=1) if u.shape[1] > 1 else 0 * u
