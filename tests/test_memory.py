@@ -49,16 +49,19 @@ def test_too_much_is_refused_with_a_cure(tmp_path, monkeypatch):
     assert is_out_of_memory(caught.value)  # so that DDP splits the micro-batch on a CPU too
 
 
-@pytest.mark.parametrize("kills, words", [(0, ""), (1, ": the kernel killed it because the "
-                                                       "machine ran out of memory")])
-def test_a_death_is_told_with_its_signal(monkeypatch, kills, words):
+@pytest.mark.parametrize("number, kills, told", [
+    (signal.SIGKILL, 0, "rank 1 died by signal 9 (SIGKILL)"),
+    (signal.SIGKILL, 1, "rank 1 died by signal 9 (SIGKILL): the kernel killed it because the "
+                        "machine ran out of memory"),
+    (signal.SIGALRM, 0, "")])  # it has named another one, and ended itself
+def test_a_death_is_told_with_its_signal(monkeypatch, number, kills, told):
     """Rank 1 is a child; its status is there before we ask for it, as with a launcher."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     deaths = Deaths([place(), [*place()[:-1], child.pid], ["elsewhere", "", "", 1]])
     assert deaths.story(0.01) == ""
     before = kernel_kills()
     monkeypatch.setattr("ups.train.ranks.kernel_kills", lambda: before + kills)
-    os.kill(child.pid, signal.SIGKILL)
-    assert deaths.story(10) == "rank 1 died by signal 9 (SIGKILL)" + words
+    os.kill(child.pid, number)
+    assert deaths.story(60) == told and deaths.ended.is_set()
     child.wait()
     assert Path("/proc/vmstat").read_text().count("oom_kill ") == 1

@@ -160,8 +160,8 @@ def sizes(run):
     params = list(model.parameters())
     moments = itertools.chain(*(state.values() for state in optimizer.state.values()))
     shared = [*params, *params, *ema.shadow, *ema.best, *moments]  # once more for the gradients
-    own = [getattr(t, "to_local", lambda t=t: t)() for t in shared]
-    return sum(p.numel() for p in params), *(sum(t.nbytes for t in ts) for ts in (shared, own))
+    count, own = sum(p.numel() for p in params), local(shared)
+    return count, sum(t.nbytes for t in shared), sum(t.nbytes for t in own)
 
 
 def bandwidth(accelerator, parameters):

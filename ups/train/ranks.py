@@ -35,6 +35,7 @@ from ups.memory import kernel_kills
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LEAST, OVER = 10, b"over"  # seconds of silence that always are borne; the word of who has ended
 PREPARE = 6 * 3600  # seconds for which the others wait while one process reads large data
+ALARM = signal.SIGALRM  # ends a rank that waits, which has said why
 GONE = "a rank is gone: its own message says why; run the same command again."
 MEMORY = "the kernel killed it because the machine ran out of memory"
 
@@ -129,6 +130,8 @@ class Deaths:
         if not (self.watched and self.ended.wait(patience)):
             return ""
         rank, number = next(iter(self.signals.items()))
+        if number == ALARM:
+            return ""
         memory = number == signal.SIGKILL and kernel_kills() > self.before
         text = f"rank {rank} died by signal {number} ({signal.Signals(number).name})"
         return text + f": {MEMORY}" * memory

@@ -36,7 +36,7 @@ from ups.files import write_json
 from ups.memory import require_memory
 from ups.train import checkpoint, dry_run, folder
 from ups.train.checkpoint import export_model, write_checkpoint
-from ups.train.ranks import MEMORY, Agreement, PeerFailed, make_accelerator, on_main
+from ups.train.ranks import ALARM, MEMORY, Agreement, PeerFailed, make_accelerator, on_main
 from ups.train.step import CudaGraphed, is_out_of_memory
 from ups.train.tracking import Metrics, WandB
 
@@ -271,7 +271,7 @@ class Run:
         if self.started:
             self._end("failed", f"rank {self.accelerator.process_index}: {sentence}", code=1)
         print(f"\nerror: {sentence}", file=sys.stderr, flush=True)  # below the progress bar
-        os.kill(os.getpid(), signal.SIGALRM)
+        os.kill(os.getpid(), ALARM)
 
     def _saved(self):
         last = self.last_saved
