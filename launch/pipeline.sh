@@ -19,15 +19,20 @@ fi
 run=$1 config=accelerate_configs/1gpu.yaml
 shift
 case ${1:-} in *.yaml | *.yml) config=$1 && shift ;; esac
-flags=("$@") machine=()
-data=data
+flags=("$@") machine=() data=() about=()
 while [ $# -gt 0 ]; do
-    [ "$1" = --data ] && data=${2:-data}
-    case $1 in
-        --compile) machine+=("$1") ;;
-        --data | --cache | --workers | --keep | --timeout | --wandb) machine+=("$1" "${2:-}") ;;
-    esac
+    flag=${1%%=*} values=()
+    [ "$flag" = "$1" ] || values=("${1#*=}")
     shift
+    while [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; do values+=("$1") && shift; done
+    case $flag in
+        --data) data=("${values[@]}") ;;
+        --tasks | --axes | --facts) about+=("$flag" "${values[@]}") ;;
+    esac
+    case $flag in
+        --compile | --data | --cache | --workers | --keep | --timeout | --wandb)
+            machine+=("$flag" ${values[@]+"${values[@]}"}) ;;
+    esac
 done
 launch=(accelerate launch --config_file "$config")
 if [ -n "${MACHINE_RANK:-}" ]; then
@@ -64,13 +69,12 @@ status() { # of a stage: done, failed, stopped, out_of_memory, or nothing
     [ ! -f "$run/$1/exit.json" ] || sed -n 's/.*"status": "\([a-z_]*\)".*/\1/p' "$run/$1/exit.json"
 }
 
-validate() { # again only where a file is new
-    local files=() file
-    for file in "$data"/*.hdf5 "$data"/*.h5; do
-        [ -f "$file" ] && { [ ! -f "$run/.validated" ] || [ "$file" -nt "$run/.validated" ]; } && files+=("$file")
-    done
-    [ ${#files[@]} -eq 0 ] && return
-    step python -m ups.data validate "${files[@]}" && touch "$run/.validated"
+validate() { # again only where a file is new; data that are to be made are not there yet
+    local source=("${data[@]-data}") newer=()
+    [ ! -f "$run/.validated" ] || newer=(-newer "$run/.validated")
+    [ -n "$(find -L "${source[@]}" -type f ${newer[@]+"${newer[@]}"} -print -quit 2>/dev/null)" ] || return 0
+    [ ${#data[@]} -gt 0 ] || about=()
+    step python -m ups.data validate "${source[@]}" ${about[@]+"${about[@]}"} && touch "$run/.validated"
 }
 
 stage() {

@@ -144,6 +144,8 @@ def test_lineage_is_kept_and_foreign_stages_are_refused(base, tmp_path):
     with pytest.raises(UsageError, match="no data set burgers1d in"):
         train_diffusion.main(["--run", run, "--data", str(tmp_path / "elsewhere")])
     assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(UsageError, match="--data holds burgers1d, and .* burgers1d, diffreact2d, "):
+        train_ensemble.main(["--run", run, "--tasks", "burgers1d"])
     with pytest.raises(UsageError, match="train it first with .*train_diffusion.py"):
         train_consistency.main(["--run", run, *STAGES["consistency"][1]])
     for parent, stage in (("operator", "diffusion"), ("diffusion", "consistency")):

@@ -124,24 +124,25 @@ def test_a_signal_then_the_same_command_and_the_stages_after_it(checkout):
     assert out.count("check_machine") == out.count("checked") == 1
     end = json.loads((stage / "exit.json").read_text())
     assert end["status"] == "stopped" and end["step"] == 6
-    code, out, err = ended(pipeline(checkout, "--micro_batch", "3", ALONE="1"))
+    code, out, err = ended(pipeline(checkout, "--data", "one", "two", "--micro_batch", "3",
+                                       ALONE="1"))
     assert code == 0, err
     assert f"resuming from runs/x/operator/checkpoints/step_{end['step']}" in out
     operator, later = out.split("==> accelerate", 3)[2:]
     assert "--dry_run" not in operator
     assert [step for step, _ in losses(stage)] == list(range(1, 13))
-    assert "train_diffusion.py --run runs/x --cache cache\n" in later  # no steps, no micro-batch
+    words = "train_diffusion.py --run runs/x --cache cache --data one two\n"
+    assert words in later  # no steps, no micro-batch
     assert out.splitlines()[-1] == "evaluate.py --run runs/x"
 
 
 def test_it_stops_at_the_first_failure_and_restarts_only_what_died(checkout):
     code, out, _ = ended(pipeline(checkout, ALONE="1", ILL="3"))
     assert code == 3 and "train_operator" not in out
-    (checkout / "data").mkdir()
-    (checkout / "data" / "a.hdf5").write_text("no HDF5")
-    code, out, err = ended(pipeline(checkout, ALONE="1"))
-    assert code == 1 and "a.hdf5" in out + err and "train_operator" not in out
-    (checkout / "data" / "a.hdf5").unlink()
+    (checkout / "a.npz").write_text("no arrays")
+    code, out, err = ended(pipeline(checkout, "--data", "a.npz", "--axes", "time x", ALONE="1"))
+    assert code == 1 and "a.npz" in out + err and "train_operator" not in out
+    assert "validate a.npz --axes time x" in out
     code, out, err = ended(pipeline(checkout, "--bach_size", "12", ALONE="1"))
     assert code == 2 and "the nearest is --batch_size" in err and "restart" not in err
     assert out.splitlines()[-1].endswith("--dry_run")  # it did not come to more

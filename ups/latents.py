@@ -253,16 +253,25 @@ def open_latents(run, cfg, split, length=1, strides=(1,), history=1):
 
 def open_tasks(accelerator, cfg, split=None):
     """Fields and codec of every data set of `cfg`, and, for a `split`, its cached latents."""
-    tasks = []
-    for fields in on_main(accelerator, open_data, cfg, split == "train"):  # no one else makes data
+    tasks, found = [], on_main(accelerator, open_data, cfg, split == "train")  # which may make data
+    names = [fields.facts.name for fields in found]
+    if (known := getattr(cfg, "built_for", names)) != names:
+        raise UsageError(f"--data holds {', '.join(names)}, and the operator of {cfg.run} was "
+                         f"trained on {', '.join(known)}, in this order; leave --data out.")
+    for fields in found:
         codec, mark = _codec(accelerator, cfg, fields)
         cache = split and build_cache(accelerator, codec, fields, split, root=cfg.cache,
                                       dtype=cfg.codec.dtype, fingerprint=mark)
         tasks.append(TaskLatents(fields.facts, codec, mark, fields, cache))
     if split == "train" and accelerator.is_main_process:
+        model = getattr(cfg, "model", None)
         for task in tasks:
-            print(f"{task.name}: {uses(task.facts)}\n"
-                  f"{task.name}: {told(task.codec, getattr(cfg, 'model', None))}")
+            facts = task.facts  # a learned codec is not linear, an own model may do less
+            if task.codec.config["kind"] != "patch":
+                facts = dataclasses.replace(facts, mirrors=(), linear=False, conserved=())
+            if not hasattr(model, "body"):
+                facts = dataclasses.replace(facts, conserved=())
+            print(f"{task.name}: {uses(facts)}\n{task.name}: {told(task.codec, model)}")
     return _widened(tasks)
 
 

@@ -151,7 +151,7 @@ def inherit(cfg, operator):
     default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
            if name not in INHERITED or value != default.get(name)}
-    return SimpleNamespace(**vars(operator.settings) | own)
+    return SimpleNamespace(**vars(operator.settings) | own, built_for=list(operator.facts))
 
 
 def load_stage(run, stage, build):

@@ -33,6 +33,7 @@ def gc(cfg, folders, owners):
     if folders and not owners:
         raise UsageError(f"no codec at all below --runs {cfg.runs}, so nothing is removed; give "
                          "the folder of your runs, or delete caches by hand.")
+    found = 0
     for folder in folders:
         readers, line = look(folder, owners)
         if not CACHE.fullmatch(folder.name) or folder.is_symlink() or not all(
@@ -41,11 +42,13 @@ def gc(cfg, folders, owners):
         elif not readers:
             held = lock(folder.with_name(folder.name + ".lock"), "--cache")
             print(line if held else f"{folder.name}: is being built, left alone")
+            found += held is not None
             if held and cfg.yes:
                 remove(folder)
             if held:
                 held.close()
-    print("removed" if cfg.yes else "to remove what is listed here, add --yes")
+    print("every cache has its codec" if not found else
+          "removed" if cfg.yes else "to remove what is listed here, add --yes")
 
 
 def owners_in(runs):
@@ -91,7 +94,8 @@ def main(argv=None):
     if name == "gc":
         return gc(cfg, folders, owners)
     print(*(look(folder, owners)[1] for folder in folders),
-          f"{len(folders)} caches, {sum(map(_size, folders)) / 1e6:.1f} MB in {cfg.cache}/",
+          f"{len(folders)} cache{'s' * (len(folders) != 1)}, "
+          f"{sum(map(_size, folders)) / 1e6:.1f} MB in {cfg.cache}/",
           sep="\n")
 
 

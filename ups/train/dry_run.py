@@ -180,7 +180,7 @@ def bandwidth(accelerator, parameters):
 def table(seconds, memory, parameters, shared, own, inside, world, strategy):
     """Lines for N GPUs, from `seconds` and bytes of `memory` on `world` of them."""
     compute = seconds - communication(world, parameters, PASSES[strategy], inside)
-    lines = [f"{'GPUs':>6}  " + "".join(f"{name + ' s/step':>14}{'GiB':>8}{'of it sent':>12}"
+    lines = [f"{'GPUs':>6}  " + "".join(f"{name + ' s/step':>14}{'GiB':>8}{'sending':>12}"
                                         for name in PASSES)]
     for gpus in GPUS:
         cells = [f"{gpus:>6}  "]
