@@ -13,7 +13,7 @@ from ups.config import UsageError, command
 from ups.data import make as making
 from ups.data.__main__ import main
 from ups.data.find import NoData, find, open_fields
-from ups.data.pdebench import identify, settings_of
+from ups.data.pdebench import identify
 from ups.data.solvers import SOLVERS
 
 TINY = ["--samples", "8", "--grid", "16", "--frames", "13"]
@@ -53,7 +53,7 @@ def test_made_data_hold_what_the_solver_gives(task, made, capsys):
     assert f": {task}\n" in text and "axis x          16 points" in text
     assert f"launch train_{'steady' if task == 'darcy2d' else 'operator'}.py --data" in text
 
-    job = settings_of(file.path)
+    job = making.settings_of(file.path)
     params = {key: job[key] for key in solver.PARAMS}
     u, more = making._solve_bundled(job, params, torch.device("cpu"), 0)
     np.testing.assert_array_equal(file.read(range(8)), u)
@@ -193,8 +193,8 @@ def test_wrong_use_is_one_sentence_and_writes_nothing(tmp_path, monkeypatch):
             ("--chunk 0", "at least 1"), ("--grid 15", "at least 16"),
             ("--grid 16.5", "--grid: invalid int value: '16.5'"), ("--grid 16 32", "setting 32"),
             ("--nu", "expected at least one"), ("--nu 1 inf", "out of range; it must be finite"),
-            ("--nu low", "invalid float value: 'low'"), ("--t_end 0", "uneven"),
-            ("--nu -9", "is not finite"), ("a b", "has no setting a")):
+            ("--nu low", "invalid float value: 'low'"), ("--t_end 0 --samples 4", "uneven"),
+            ("--nu -9 --samples 4", "not finite"), ("a b", "has no setting a")):
         refused(["make", "burgers1d", *flags.split(), *out], words)
     (tmp_path / "text").write_text("")
     for name in ("text", "text/data"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ups.config import UsageError
 
-MOST, READ = 64, 2**28      # trajectories that are looked at, and bytes but for large frames
+MOST, BYTES = 64, 2**28     # trajectories that are looked at, and bytes but for large frames
 LEAST = 8                   # trajectories, of which something can be said
 MODES = 32                  # of profiles along an axis: the longest waves
 COPIES = 1999
@@ -40,8 +40,8 @@ class Look:
         order = np.random.default_rng(0).permutation(indices if len(indices) else len(fields))
         first = np.sort(np.unique(fields.sample[order], return_index=True)[1])
         frame = 4 * len(facts.channels) * math.prod(facts.grid)  # bytes
-        self.rows = np.sort(order[first[:min(MOST, max(LEAST, READ // (2 * frame)))]])
-        count = min(32, max(2, READ // (frame * max(1, len(self.rows)))))
+        self.rows = np.sort(order[first[:min(MOST, max(LEAST, BYTES // (2 * frame)))]])
+        count = min(32, max(2, BYTES // (frame * max(1, len(self.rows)))))
         step = max(1, (facts.frames - 1) // (count - 1))
         self.frames = slice(1, None) if facts.steady else slice(None, None, step)
 

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from ups.config import Parser, UsageError
 from ups.data import stochastic
-from ups.data.pdebench import NS2D, TASKS, settings_of
+from ups.data.pdebench import NS2D, TASKS
 from ups.data.solvers import SOLVERS
-from ups.data.stores import HDF5
+from ups.data.stores import HDF5, opened
 from ups.data.write import write_fields
 from ups.files import sha256
 
@@ -115,6 +115,15 @@ def _settings(task, known, words, changes, several=()):
             raise UsageError(f"--{key} {value} is out of range; it must be finite"
                              f"{f' and at least {low}' if key in LEAST else ''}.")
     return vars(found)
+
+
+def settings_of(path):
+    """What a file was made with; empty where we did not make it."""
+    try:
+        with opened(path) as f:
+            return json.loads(f.attrs.get("ups", "{}"))
+    except UsageError:
+        return {}
 
 
 def _complete(path, job):

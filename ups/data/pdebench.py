@@ -21,7 +21,6 @@ import h5py
 import numpy as np
 import yaml
 
-from ups.config import UsageError
 from ups.data.arrays import open_array
 from ups.data.facts import Facts
 from ups.data.file import found
@@ -106,22 +105,13 @@ def stored(task, f=()):
         name: (name, axes, 0) for name in ("particles",) if name in f}
 
 
-def settings_of(path):
-    """What our own solver made a file with; empty where it did not."""
-    try:
-        with opened(path) as f:
-            return json.loads(f.attrs.get("ups", "{}"))
-    except UsageError:
-        return {}
-
-
 def identify(path):
     """The task whose keys, shapes and attributes a file has, and whether that is beyond doubt."""
     if path.suffix not in HDF5 or not path.is_file():
         return None, False
-    if (ours := settings_of(path).get("task")) in TASKS:
-        return ours, True
     with opened(path) as f:
+        if (ours := json.loads(f.attrs.get("ups", "{}")).get("task")) in TASKS:
+            return ours, True
         fits = [name for name, task in TASKS.items() if _fits(f, task)]
     name = max(fits, key=lambda name: len(TASKS[name].params), default=None)
     return name, name is not None and path.name.startswith(TASKS[name].file)
