@@ -139,6 +139,8 @@ def test_one_long_trajectory(tmp_path):
     file = open_array(tmp_path / "long.npy", "time x")
     np.testing.assert_array_equal(file.read([0], range(7, 50, 3))[0, :, 0], u[7::3])
     assert file.samples == 1 and "taken as 1" in file.warnings[0] and file.facts.dt == 1
+    np.save(tmp_path / "point.npy", u[:, :1])
+    assert open_array(tmp_path / "point.npy", "time x").facts.grid == (1,)
 
 
 def test_a_folder_of_single_trajectories(tmp_path):

@@ -102,8 +102,9 @@ def _sort(path, f, variables, main, sizes, params):
         why, axis = "", named.get(one.name)
         if len(one.shape) > 2 or {*one.axes} & space - {axis}:  # a field `t`
             axis = None
-        if not one.axes and one.shape in ((1, n := math.prod(one.shape)), (n, 1)):
-            one = replace(one, shape=(n,))  # a vector of MATLAB
+        size = math.prod(one.shape)
+        if not one.axes and one.shape in ((1, size), (size, 1)) and one.shape != main.shape:
+            one = replace(one, shape=(size,))  # a vector of MATLAB
         one = replace(one, axes=one.axes or _guess(one, main, sizes))
         if axis in sizes:
             points[axis] = np.reshape(f[one.name], one.shape)
