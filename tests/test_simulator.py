@@ -135,7 +135,7 @@ def test_the_cheapest_plan_that_is_accurate_enough_is_taken(copy, start):
     sim, ask = Simulator.load(copy, "cpu"), dict(params={"nu": 0.1}, task="burgers1d")
     for accuracy, time, stride in ((None, 1.0, 1), (None, 2.0, 4), (0.01, 1.0, 1), (0.02, 1.0, 2),
                                    (0.05, 1.0, 4), (0.05, 0.25, 1), (0.05, 5.0, 4)):
-        got = sim.rollout(start, times=[time], accuracy=accuracy, **ask)
+        got = sim.rollout(start, times=time, accuracy=accuracy, **ask)
         assert np.array_equal(got, sim.rollout(start, times=[time], stride=stride, **ask))
     path.unlink()
     with pytest.raises(UsageError, match="has no operator/choices.json"):

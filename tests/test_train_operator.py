@@ -169,7 +169,7 @@ def test_moves_have_random_numbers_of_their_own():
     (["--tasks", "burgers2d"], "burgers2d"),
     (["--tasks", "burgers1d", "burgers1d"], "twice"),
     (["--tasks", "burgers1d:nu=7"], "nu"),
-    (["--codec.kind", "grid"], "there is no learned codec yet"),
+    (["--codec.kind", "grid"], "data0 --tasks burgers1d`, or use --codec.kind patch"),
     (["--model.body", "mamba"], "mamba"),
     (["--codec.components", "99"], "99"),
     (["--steps", "0"], "--steps must be at least 1"),

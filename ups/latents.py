@@ -329,8 +329,9 @@ def _make_codec(folder, cfg, fields, asked):
     if (folder / "config.json").exists():
         return
     if how.kind != "patch" and not asked["--init"]:
+        where = f"--data {' '.join(cfg.data)} " * bool(cfg.data)
         raise UsageError(f"{folder}: there is no learned codec yet; train it first with "
-                         f"`accelerate launch train_codec.py --run {cfg.run} --tasks "
+                         f"`accelerate launch train_codec.py --run {cfg.run} {where}--tasks "
                          f"{facts.name}`, or use --codec.kind patch.")
     check_said(fields)
     if asked["--init"]:
