@@ -84,7 +84,11 @@ def test_numbers_are_those_that_the_stages_reported(base):
         assert scores["crps_ratio"]["all"] == pytest.approx(
             scores["crps"]["all"] / own["crps"]["all"])
     assert "shuffled" in about["tasks"]["burgers1d"]["forecasts"]
-    assert not {"shuffled", "shifted"} & set(about["tasks"]["diffreact2d"]["forecasts"])
+    forecasts = about["tasks"]["diffreact2d"]["forecasts"]
+    assert not {"shuffled", "shifted"} & {*forecasts}
+    own = forecasts["operator"]["scores"]["nrmse"]
+    u, v = own["by_channel"]
+    assert u != v and (u + v) / 2 == pytest.approx(own["all"])
 
 
 def test_every_file_carries_the_definitions(base):

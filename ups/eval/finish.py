@@ -73,7 +73,7 @@ def test_operator(run, model, tasks):
         if run.accelerator.is_main_process:
             rolled_out = {name: one for name, one in found.items() if name != "one_step"}
             print(lead_table(f"{task.name}: test nRMSE of {len(test)} trajectories, rolled out "
-                             "from the first frame", rolled_out))
+                             "from the first frame", rolled_out, task.facts.channels))
             single, own = (found[name]["scores"] for name in ("one_step", "operator"))
             print(f"one step from the true frame: {single['nrmse']['all']:.2e}")
             if task.conserved:

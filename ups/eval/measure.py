@@ -142,7 +142,7 @@ def score_table(title, found, columns, form=".3g"):
         for name, one in found.items()}, form)
 
 
-def lead_table(title, found):
+def lead_table(title, found, channels):
     """nRMSE of forecasts {name: as of `summarise`} at some leads, and more where it is known."""
     rows = {}
     for name, one in found.items():
@@ -151,7 +151,10 @@ def lead_table(title, found):
         rows[LABELS[name]] = [*(errors["by_lead"][lead - 1] for lead in leads), errors["all"],
                               *([*errors["interval"], crps["all"]] if crps else [])]
     head = [*(f"step {lead}" for lead in leads), "all steps"]
-    return text_table(title, head + ["95 %: low", "high", "CRPS"] * bool(crps), rows)
+    text = text_table(title, head + ["95 %: low", "high", "CRPS"] * bool(crps), rows)
+    of = found["operator"]["scores"]["nrmse"].get("by_channel", [])
+    return text + "\nof the channels, operator: " * bool(of) + ", ".join(
+        f"{name} {error:.2e}" for name, error in zip(channels, of, strict=False))
 
 
 def judge(accelerator, task, forecasts, chosen, seed=0, **options):
@@ -189,6 +192,8 @@ def summarise(tables, base, dt, seed=0):
             value = torch.divide(*means) if means[1:] else means[0]
             pair.append(value.sqrt() if name == "spread_skill" else value)
         scores[name] = _record(*pair)
+        if len(parts) == 1 and parts[0].ndim > 2 and parts[0].shape[2] > 1:
+            scores[name]["by_channel"] = parts[0].nanmean((0, 1)).tolist()
     if "max_error" in tables:
         worst = tables["max_error"]
         scores["max_error"] = {"all": worst.max().item(), "by_lead": worst.amax((0, 2)).tolist()}

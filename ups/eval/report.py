@@ -56,7 +56,8 @@ def write_report(folder, about, pictures):
     for task, result in about["tasks"].items():
         print(lead_table(
             f"{task}: test nRMSE of {result['trajectories']} trajectories, {result['protocol']}",
-            {name: one for name, one in result["forecasts"].items() if name not in PROBES}))
+            {name: one for name, one in result["forecasts"].items() if name not in PROBES},
+            result["channels"]))
         for title, head, rows in _against_truth(result):
             print(text_table(f"{task}: {title}", head, rows, ".3g"))
         print(*([f"{task} {result['pays']}"] if "pays" in result else []),
