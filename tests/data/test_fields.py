@@ -2,6 +2,7 @@ import pickle
 from types import SimpleNamespace
 
 import by_hand
+import equations
 import h5py
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from ups.config import UsageError
 from ups.data.check import check_said
-from ups.data.fields import SPLITS
+from ups.data.fields import SPLITS, Fields
 from ups.data.find import NoData, find, open_data, open_fields
 
 
@@ -69,6 +70,20 @@ def test_recognition_is_exact_or_asks(tmp_path, monkeypatch):
         assert file.path.name == "1D_Burgers_Sols_Nu0.01.hdf5"
         assert file.warnings == ("beside it allen_cahn.h5 is left out; name it in --data.",) * (
             not tasks)
+
+
+def test_facts_are_said_of_published_files_too(published, tmp_path):
+    path, _ = published["cns1d"]  # which do not say their boundary
+    (file,), = find(path, ("cns1d",), said={"boundary": "closed", "first_frame": 1}).values()
+    assert file.facts.boundary == ("closed",) and Fields([file]).facts.frames == by_hand.T - 1
+    for said, words in (({"boundary": "closed closed"}, "say it for each of the axes x"),
+                        ({"channels": "rho"}, "channels of .* is what the published format says"),
+                        ({"nu": 3}, "nu of .* is what the published format says")):
+        with pytest.raises(UsageError, match=words):
+            find(path, ("cns1d",), said=said)
+    convection, _, _ = equations.convection(tmp_path)
+    file, *_ = find(convection, said={"conserved": "buoyancy"})["convection"]
+    assert file.facts.conserved == ("buoyancy",)
 
 
 def test_data_that_are_nothing_are_listed(tmp_path):

@@ -87,7 +87,7 @@ class Averages:
 
 
 def _averages(u):
-    u = np.ascontiguousarray(np.asarray(u, np.float64).swapaxes(0, 1))  # (C, T, *grid)
+    u = np.ascontiguousarray(np.asarray(u).swapaxes(0, 1), np.float64)  # (C, T, *grid)
     every = tuple(range(1, u.ndim))
     v = u - u.mean(every, keepdims=True)
     change = np.diff(u, axis=1) if u.shape[1] > 1 else 0 * u
