@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from factual import facts
 from matplotlib.figure import Figure
 
-from ups.eval.plots import draw_rollouts, panels
+from ups.eval.plots import draw_costs, draw_ensemble, draw_rollouts, panels
 
 
 @pytest.mark.parametrize("grid, operator, codec", [((8, 6), math.inf, 1e-7),
@@ -44,3 +45,17 @@ def test_a_picture_has_x_to_the_right_one_map_of_colours_and_shared_scales():
         last = shown[2].axes
         assert last.get_xlabel() == "x" and last.get_ylabel() == ("error\ny" if signed
                                                                   else "|error|\ny")
+
+
+def test_costs_that_are_alike_have_ticks_apart_and_a_single_step_takes_one_row():
+    figure = Figure()
+    draw_costs(figure, "costs", {"a": (4.9e-4, 0.98), "b": (5.1e-4, 0.97), "lost": (1, math.inf)})
+    axis, = figure.axes
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert labels == ["a", "b"]
+    assert all(high > 10 * low for low, high in (axis.get_xlim(), axis.get_ylim()))
+    assert not any(tick.label1.get_visible() for tick in axis.xaxis.get_minor_ticks())
+    for frames, height in ((2, 5.2), (9, 9.6)):
+        draw_ensemble(figure := Figure(), facts("toy", (8, 6), ("u",), frames),
+                      torch.rand(frames, 8, 6), torch.rand(frames, 3, 8, 6))
+        assert figure.get_size_inches()[1] == pytest.approx(height)

@@ -12,7 +12,7 @@ import torch
 
 from ups.eval.choices import SIZES, STRENGTHS, choose_members, choose_plans, val_score
 from ups.eval.ensemble import drawn, yardsticks
-from ups.eval.forecasts import LABELS, make_forecasts, scored, start
+from ups.eval.forecasts import make_forecasts, scored, start
 from ups.eval.measure import (
     best_median_worst,
     by_lead,
@@ -113,9 +113,6 @@ def finish_ensembles(run, operator, generators, tasks):
         if accelerator.is_main_process:
             print(score_table(f"{task.name}: {len(test)} test trajectories, {members} members, "
                               "mean over all leads", found, COLUMNS))
-            print("ms of a step of a member: " + ", ".join(
-                f"{LABELS[name]} {one['milliseconds'] / one['members']:.2g}"
-                for name, one in found.items()))
             picture(picture_of(run, "ensemble", task, tasks), draw_ensemble, scored(task), truth,
                     shown)
     write_test(run, results)

@@ -136,10 +136,13 @@ def text_table(title, head, rows, form=".2e"):
 
 
 def score_table(title, found, columns, form=".3g"):
-    """Means over all leads of forecasts {name: as of `summarise`}; columns {score: heading}."""
-    return text_table(title, columns.values(), {
-        LABELS[name]: [one["scores"].get(key, {}).get("all") for key in columns]
-        for name, one in found.items()}, form)
+    """Means over all leads of forecasts {name: as of `summarise`}; columns {score: heading}. Last,
+    where they were measured, milliseconds of a step of a member."""
+    rows = {LABELS[name]: [one["scores"].get(key, {}).get("all") for key in columns]
+            + [one["milliseconds"] / one["members"]] * ("milliseconds" in one)
+            for name, one in found.items()}
+    return text_table(title, [*columns.values(), "ms/member"][:max(map(len, rows.values()))], rows,
+                      form)
 
 
 def lead_table(title, found, channels):

@@ -56,6 +56,8 @@ def curves(axis, x, lines, level=None, **settings):
     axis.grid(alpha=0.25)
     if "xticks" in settings:
         axis.minorticks_off()
+    elif len(x) == 1:
+        axis.set_xticks(x)
     elif isinstance(x, range):  # steps
         axis.locator_params("x", integer=True)
     if len(lines) > 1:
@@ -67,16 +69,16 @@ def draw_costs(figure, title, points, solver=0.0):
     without an error."""
     axis = figure.subplots()
     for label, (seconds, error) in points.items():
-        if error is None or not np.isfinite(error):
-            continue
-        at = seconds, max(error, 1e-7)
-        axis.loglog(*at, "o")
-        axis.annotate(label, at, xytext=(6, 4), textcoords="offset points", fontsize=8)
+        if error is not None and np.isfinite(error):
+            axis.loglog(seconds, max(error, 1e-7), "o", label=label)
     if solver:
         axis.axvline(solver, color="0.5", lw=1, ls="--", label="solver")
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    axis.set(xlabel="seconds of a trajectory, in a batch", ylabel="nRMSE", title=title,
+             xlim=(left / 4, 4 * right), ylim=(low / 4, 4 * high))  # a decade at least
+    axis.tick_params(which="minor", labelbottom=False, labelleft=False)
+    if axis.lines:
         axis.legend(fontsize=8)
-    axis.set(xlabel="seconds of a trajectory, in a batch", ylabel="nRMSE", title=title)
-    axis.margins(0.3, 0.2)
     axis.grid(alpha=0.25)
 
 
@@ -257,7 +259,7 @@ def draw_ensemble(figure, facts, truth, members):
     truth, members = truth.float().numpy(), members.float().numpy()
     figure.suptitle(f"{facts.name}: {facts.channels[0]} of a test trajectory, {members.shape[1]} "
                     "members")
-    height = 2.8 if len(facts.grid) == 1 else 7.2
+    height = 2.2 * (1 if len(facts.grid) == 1 else min(3, facts.frames - 1)) + 0.6
     figure.set_size_inches(16.6, height + 2.4)
     above, below = figure.subfigures(2, 1, height_ratios=(height, 2.4))
     rows = [(f"member {m + 1}", u, "field") for m, u in enumerate(members.swapaxes(0, 1)[:4])]
