@@ -138,11 +138,12 @@ def text_table(title, head, rows, form=".2e"):
 def score_table(title, found, columns, form=".3g"):
     """Means over all leads of forecasts {name: as of `summarise`}; columns {score: heading}. Last,
     where they were measured, milliseconds of a step of a member."""
-    rows = {LABELS[name]: [one["scores"].get(key, {}).get("all") for key in columns]
-            + [one["milliseconds"] / one["members"]] * ("milliseconds" in one)
-            for name, one in found.items()}
-    return text_table(title, [*columns.values(), "ms/member"][:max(map(len, rows.values()))], rows,
-                      form)
+    rows = {}
+    for name, one in found.items():
+        rows[LABELS[name]] = [one["scores"].get(key, {}).get("all") for key in columns]
+        if timed := "milliseconds" in one:
+            rows[LABELS[name]].append(one["milliseconds"] / one["members"])
+    return text_table(title, [*columns.values(), *["ms/member"] * timed], rows, form)
 
 
 def lead_table(title, found, channels):
