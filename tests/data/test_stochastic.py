@@ -40,6 +40,6 @@ def test_the_truth_goes_on_from_test_states_and_lies_beside_the_file(tmp_path):
         far = (u[:, 0] - start.roll(1, 0)).square().mean()
         assert u.shape == (2, 2, 4, 2, 16, 16) and (u[:, 0] - start).square().mean() < far
         spread = u.std(2).square().mean((0, 2, 3, 4))
-        assert 0 < spread[0] < spread[1]
+        assert 0 < spread[0] < spread[1] and 0 < f["truncation"][0] < 1
     with pytest.raises(UsageError, match="other settings"):
         make("ns2d", out=tmp_path, forcing="stochastic", samples=21)

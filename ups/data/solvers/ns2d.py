@@ -119,10 +119,10 @@ def stepper(modes, dt, nu, drag, source=0.0):
 
 # stochastic forcing
 
-def states(w, frames, interval, generator, nu=PARAMS["nu"], drag=DRAG):
+def states(w, frames, interval, generator, nu=PARAMS["nu"], drag=DRAG, same=False):
     """Yield the vorticity (B, n, n/2+1) that follows w after 1 .. frames intervals.
 
-    The noise is drawn by a generator on the CPU.
+    The noise is drawn by a generator on the CPU, the `same` for all rows or for each its own.
     """
     n = w.shape[1]
     modes = Modes(n, w.real)
@@ -138,7 +138,7 @@ def states(w, frames, interval, generator, nu=PARAMS["nu"], drag=DRAG):
         step, w = graphed(step, w)
     with threads_for(w):
         for _ in range(frames):
-            noise = torch.randn(count, len(w), 4, generator=generator)
+            noise = torch.randn(count, 1 if same else len(w), 4, generator=generator)
             for numbers in noise.to(kick):
                 kick.copy_(numbers)
                 w = step(w)
