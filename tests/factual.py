@@ -17,6 +17,14 @@ def facts(name="toy", grid=(8,), channels=("u",), frames=6, dt=0.1, params=(), *
                  params=params, **values)
 
 
+def started(model):
+    """The model, its zero-initialised weights moved away from zero."""
+    for name, weight in model.named_parameters():
+        if "modulation" in name or "body.out" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
 def smooth(count, channels, grid, seed=0, dtype=torch.float64):
     """Random fields whose spectrum falls off, with other means and sizes in each channel."""
     u = torch.randn(count, channels, *grid, dtype=dtype,

@@ -1,6 +1,5 @@
 """Builds that are killed, that race, that find no room, and caches on a read-only disk."""
 
-import json
 import multiprocessing
 import os
 import random
@@ -8,8 +7,6 @@ import resource
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
-from launching import environment
+from torch.utils.data import DataLoader
 
 from ups.cache import store
-from ups.cache.store import build_cache, open_cache
+from ups.cache.sampler import StepSampler
+from ups.cache.store import build_cache, open_cache, verify
+from ups.cache.windows import LatentWindows, whole_batch
 from ups.config import UsageError
 from ups.files import lock
 
@@ -127,52 +126,37 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, room, name):
     assert build(tmp_path)[0].shape[0] == 30
 
 
-READ_ONLY = """
-import json, os, sys
-from pathlib import Path
-import torch
-from torch.utils.data import DataLoader
-from cache_standins import FormulaFields, MatrixCodec, OneRank
-from ups.cache.sampler import StepSampler
-from ups.cache.store import build_cache, verify
-from ups.cache.windows import LatentWindows, whole_batch
-
-root = Path(sys.argv[1])
-if os.getuid() == 0:
-    os.setuid(65534)  # permission bits do not bind root
-try:
-    (root / "probe").touch()
-    sys.exit("the folder is not read-only")
-except PermissionError:
-    pass
-fields = FormulaFields()
-cache = build_cache(OneRank(), MatrixCodec(), fields, "train", root)
-windows = LatentWindows([cache], 2)
-batch, = DataLoader(windows, batch_sampler=StepSampler(windows.sizes, 4, 1, 0),
-                    collate_fn=whole_batch)
-print(json.dumps([fields.reads, verify(cache.folder), list(batch["z"].shape)]))
-"""
-
-
 def test_a_file_in_the_place_of_the_cache_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file cannot be written .*another --cache"):
         lock(tmp_path / "file" / "key.lock", "--cache")
 
 
+def reader(root, result):
+    """A process that may only read: what it finds."""
+    torch.set_num_threads(1)
+    if os.getuid() == 0:
+        os.setuid(65534)  # permission bits do not bind root
+    with pytest.raises(PermissionError):
+        (root / "probe").touch()
+    cache, reads = build(root)
+    windows = LatentWindows([cache], 2)
+    batch, = DataLoader(windows, batch_sampler=StepSampler(windows.sizes, 4, 1, 0),
+                        collate_fn=whole_batch)
+    result.put([reads, verify(cache.folder), list(batch["z"].shape)])
+
+
 def test_a_read_only_cache_works():
     with tempfile.TemporaryDirectory() as name:  # all may enter it, unlike pytest's folder
-        root = Path(name)
+        root, result = Path(name), FORK.Queue()
         folder = build(root)[0].folder
         root.chmod(0o555)
         folder.chmod(0o555)
         before = [os.stat(path).st_mtime_ns for path in (root, folder)]
-        env = environment()
-        env["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
-        out = subprocess.run([sys.executable, "-c", READ_ONLY, name], env=env, text=True,
-                             capture_output=True, timeout=60)
-        assert out.returncode == 0, out.stderr
-        assert json.loads(out.stdout) == [0, [], [4, 3, 4, 3]]
+        process = FORK.Process(target=reader, args=(root, result))
+        process.start()
+        assert result.get(timeout=60) == [0, [], [4, 3, 4, 3]]
+        process.join()
         assert before == [os.stat(path).st_mtime_ns for path in (root, folder)]
         root.chmod(stat.S_IRWXU)
         folder.chmod(stat.S_IRWXU)

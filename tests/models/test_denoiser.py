@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from factual import CIRCLE, WALLS
+from factual import CIRCLE, WALLS, started
 
 from ups.models.body import BodyConfig
 from ups.models.diffusion import denoising_loss
@@ -17,15 +17,9 @@ PLATE = TaskSpec("plate", (1, 6, 8), 6, WALLS, ("beta", "nu"))
 MIX = (LINE, PLATE)
 
 
-def make(channels=3, started=True):
-    """A small denoiser; `started` moves the zero-initialised weights away from zero."""
+def make(channels=3):
     torch.manual_seed(0)
-    model = Denoiser(BodyConfig(dim=16, depth=3, modes=4), MIX, channels)
-    if started:
-        for name, weight in model.named_parameters():
-            if "modulation" in name or "body.out" in name:
-                torch.nn.init.normal_(weight, std=0.3)
-    return model
+    return Denoiser(BodyConfig(dim=16, depth=3, modes=4), MIX, channels)
 
 
 def batch(model, task=0, channels=3):
@@ -43,9 +37,9 @@ def batch(model, task=0, channels=3):
 @pytest.mark.parametrize("task", range(2))
 def test_starts_at_zero_and_every_parameter_has_a_gradient(task):
     for channels in (1, 3):
-        model = make(channels, started=False)
+        model = make(channels)
         assert not model(*batch(model, task, channels), task).any()
-    model = make()
+    model = started(make())
     x, _, *rest = batch(model, task)
     weight = (torch.arange(model.width) < MIX[task].width).float()
     loss = denoising_loss(lambda y, c: model(y, c, *rest, task), x, torch.tensor([0.5, 1.2]),
@@ -58,7 +52,7 @@ def test_starts_at_zero_and_every_parameter_has_a_gradient(task):
 
 
 def test_every_input_enters_and_padding_does_not():
-    model = make()
+    model = started(make())
     x, c_noise, (z0, z1_hat), dt, cond = batch(model)
     out = model(x, c_noise, [z0, z1_hat], dt, cond)
     changed = [(2 * x, c_noise, [z0, z1_hat], dt, cond), (x, c_noise + 0.5, [z0, z1_hat], dt, cond),

@@ -41,7 +41,7 @@ def train(model, loss, draw, steps, lr, **options):
 
 
 @torch.no_grad()
-def found(model, rows=6, members=2000):
+def found(model, rows=6, members=1000):
     """Error of the mean / spread, and variance / the true one, of each channel."""
     generator = torch.Generator().manual_seed(5)
     z0 = states(rows, generator)

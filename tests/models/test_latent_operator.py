@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+import factual
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,11 +31,7 @@ def make(body, tasks=(LINE,), started=True, **options):
     torch.manual_seed(0)
     options = {"dim": 16, "depth": 3, "heads": 2, "modes": 8, "window": 4} | options
     model = LatentOperator(BodyConfig(body=body, **options), tasks)
-    if started:
-        for name, weight in model.named_parameters():
-            if "modulation" in name or "body.out" in name:
-                torch.nn.init.normal_(weight, std=0.3)
-    return model
+    return factual.started(model) if started else model
 
 
 def batch(model, task=0, size=2, dtype=torch.float32):

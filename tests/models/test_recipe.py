@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from factual import CIRCLE, facts
+from factual import CIRCLE, facts, started
 
 import train_operator
 from ups.config import UsageError, flat, parse
@@ -87,12 +87,8 @@ def gradients(model, z0):
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    model = LatentOperator(BodyConfig(dim=16, depth=2, modes=3), [
-        TaskSpec("t", (1, 6, 8), 4, (True, True, False))])
-    for name, weight in model.named_parameters():
-        if "modulation" in name or "body.out" in name:
-            torch.nn.init.normal_(weight, std=0.3)
-    return model
+    return started(LatentOperator(BodyConfig(dim=16, depth=2, modes=3), [
+        TaskSpec("t", (1, 6, 8), 4, (True, True, False))]))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
