@@ -378,7 +378,8 @@ class Run:
         memory, death = is_out_of_memory(error), ""
         if isinstance(error, RuntimeError | RunError) and not memory:  # of a lost connection?
             death = self.agree.deaths.story()
-        own = "".join(traceback.format_exception_only(error)).strip()
+        own = str(error) if isinstance(error, RunError) else "".join(
+            traceback.format_exception_only(error)).strip()
         reason = death or f"rank {self.accelerator.process_index}: {own}"
         if isinstance(error, UsageError) and not self.accelerator.is_main_process:
             print(f"error: {reason}", file=sys.stderr)  # `command` prints the main one's only
