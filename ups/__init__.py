@@ -13,9 +13,18 @@ A batch flows data -> cache -> models; `train` takes the step, `eval` judges the
 """
 
 import os
+import sys
 
 # of torch.compile, which reads it later; torch 2.11 fails on large blocks without it
 os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
+
+launched = os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
+if launched and sys.platform == "linux":  # do not outlive the launcher, not even while torch loads
+    import ctypes
+    import signal
+
+    PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def __getattr__(name):  # `import ups` alone stays free of torch

@@ -2,7 +2,10 @@
 
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 
 import pytest
 import toy
@@ -87,3 +90,14 @@ def test_a_launch_that_died_without_a_word(tmp_path, monkeypatch, capsys, kills,
     assert f"the last launch ended without a word: {end['reason']}." in said.err
     assert "resuming from" in said.out and ending(tmp_path / "micro0")["status"] == "done"
     assert json.loads((folder / "checkpoints/step_8/state.json").read_text())["micro_batch"] == rows
+
+
+def test_a_process_ends_with_its_launcher_even_before_torch_is_there():
+    work = "import ups, time; print(flush=True); time.sleep(60)"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE,
+                          env=os.environ | {"ACCELERATE_MIXED_PRECISION": "no"}) as launcher:
+        assert launcher.stdout.readline() == b"\n"
+        launcher.kill()
+        assert select.select([launcher.stdout], [], [], 20)[0]  # nobody can write any more
+        assert launcher.stdout.read() == b""

@@ -5,7 +5,6 @@ catches locally, leaves the `except` block, and tells the others in a collective
 """
 
 import contextlib
-import ctypes
 import itertools
 import os
 import secrets
@@ -27,12 +26,12 @@ from accelerate.utils import (
     DistributedType,
     InitProcessGroupKwargs,
 )
+from torch.distributed import distributed_c10d
 
 from ups.config import RunError, UsageError
 from ups.files import lock
 from ups.memory import kernel_kills
 
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LEAST, OVER = 10, b"over"  # seconds of silence that always are borne; the word of who has ended
 PREPARE = 6 * 3600  # seconds for which the others wait while one process reads large data
 ALARM = signal.SIGALRM  # ends a rank that waits, which has said why
@@ -217,7 +216,7 @@ class Agreement:
         process hears all others, those hear the first.
         """
         if self.world > 1:
-            store = dist.distributed_c10d._get_default_store().clone()
+            store = distributed_c10d._get_default_store().clone()
             ranks = range(1, self.world) if self.rank == 0 else range(1)
             heard = dict.fromkeys(ranks, b"0")  # the last word of each
             self.threads = [threading.Thread(target=self._talk, args=(store, heard), daemon=True),
@@ -288,9 +287,6 @@ def make_accelerator(timeout=900):
 
     Batches are global, reductions float32, and nothing communicates behind the script's back.
     """
-    launched = os.environ.keys() & {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
-    if launched and sys.platform == "linux":  # do not outlive the launcher
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     # It takes a second to load, which --help need not wait for; but where torch loads it itself,
     # after a process group has begun, the threads of that group outlive the command.
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -303,9 +299,11 @@ def make_accelerator(timeout=900):
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         kwargs_handlers=[
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timedelta(seconds=max(PREPARE, 2 * timeout))),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=max(600, 2 * timeout))),
         ],
     )
+    if accelerator.num_processes > 1:  # all are here
+        distributed_c10d._set_pg_timeout(timedelta(seconds=max(PREPARE, 2 * timeout)))
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise UsageError(f"mixed_precision {accelerator.mixed_precision} is not supported: small "
                          'gradients vanish in it; use "bf16" or "no" in the accelerate config.')
