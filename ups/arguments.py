@@ -8,16 +8,17 @@ import numpy as np
 import torch
 
 from ups.config import UsageError
+from ups.data.write import unmasked
 from ups.rollout import choose_plan, plan_error
 
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
 
 
 def check_whole(least, **values):
-    """Refuse what is no whole number of at least so much, and not None."""
+    """Refuse what is no whole number of at least so much; a count may be None."""
     for name, value in values.items():
-        if value is not None and not (isinstance(value, numbers.Integral)
-                                      and least <= value < 2**63):
+        if not (value is None and least) and not (isinstance(value, numbers.Integral)
+                                                  and least <= value < 2**63):
             raise UsageError(f"{name}={value!r}: it is a whole number, {least} or more.")
 
 
@@ -57,7 +58,7 @@ def plan_of(task, steps, times, dt, accuracy, stride):
 
 
 def _frames_at(times, unit):
-    times = np.atleast_1d(_numbers("times", times))
+    times = np.ravel(_numbers("times", times))
     leads = np.maximum(1, np.nan_to_num(times / unit).round())
     for time, lead in zip(times, leads, strict=True):
         if not abs(time / unit - lead) <= 0.01:
@@ -130,9 +131,9 @@ def _tensor(name, values):
 
 
 def _numbers(name, values):
-    """An array of numbers that torch can hold."""
+    """An array of numbers that torch can hold; what is masked is none."""
     try:
-        values = np.asarray(values)
+        values = unmasked(values)
         if (values.dtype not in (np.float16, np.float32, np.float64)  # whole, of other bytes
                 or min(values.strides, default=0) < 0):
             values = values.astype(float, casting="same_kind")

@@ -214,6 +214,8 @@ def _opened(out, shape, u0):
     else:
         if np.shape(out) != shape:
             raise wrong_shape("out", out, f"this gives {shape}")
+        if not (out.is_floating_point() if torch.is_tensor(out) else out.dtype.kind == "f"):
+            raise UsageError(f"out holds {out.dtype}; give it float32, as the result has.")
         yield out
 
 

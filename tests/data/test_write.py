@@ -88,6 +88,14 @@ def test_what_cannot_be_written(tmp_path, change, said):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_masked_is_missing(tmp_path):
+    u = np.ma.masked_greater(noise(N, T, 8), 1)
+    path = write_fields(tmp_path / "mine.h5", u, inputs={"a": u[:, 0]})
+    with h5py.File(path) as f:
+        np.testing.assert_array_equal(np.isnan(f["u"]), u.mask)
+        np.testing.assert_array_equal(np.isnan(f["a"]), u.mask[:, 0])
+
+
 def test_a_file_is_whole_or_absent(tmp_path):
     path = write_fields(tmp_path / "mine.h5", noise(N, T, 8))
 

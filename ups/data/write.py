@@ -37,12 +37,13 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     path = Path(path)
     if path.suffix in (".npy", ".npz", ".zarr"):
         raise UsageError(f"{path}: this writes HDF5; let the name end in .h5.")
-    given = dict(inputs) if isinstance(inputs, dict) else {}
+    given = ({name: unmasked(value) for name, value in inputs.items()}
+             if isinstance(inputs, dict) else {})
     said = {"channels": channels, "axes": axes, "boundary": boundary, "inputs": [*given] or inputs}
     names = understand(said, path)[0].get("axes", ("x", "y", "z"))
     points = {name: facts.pop(name) for name in names if name in facts}
     facts, params = understand(said | facts | {
-        key: np.asarray(value) for key, value in (params or {}).items()}, path, strict=True)
+        key: unmasked(value) for key, value in (params or {}).items()}, path, strict=True)
     rows = (_by_name(row, facts, path) for row in u)
     if (first := next(rows, None)) is None:
         raise UsageError(f"{path}: there is no trajectory to write.")
@@ -111,10 +112,16 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     return path
 
 
+def unmasked(values):
+    """An array; what a mask hides is NaN."""
+    masked = np.ma.is_masked(values)
+    return values.astype(float).filled(np.nan) if masked else np.asarray(values)
+
+
 def _by_name(row, facts, path):
     """One trajectory as {name: array}, channels first; adds to `facts` what they are called."""
     row, more = row if isinstance(row, tuple) else (row, {})
-    row, channels = np.asarray(row), facts.get("channels", ())
+    row, channels = unmasked(row), facts.get("channels", ())
     if row.dtype.kind == "c":
         raise UsageError(f"{path}: the fields are complex; give their real and imaginary parts as "
                          "two channels.")
@@ -131,7 +138,7 @@ def _by_name(row, facts, path):
     if len(channels) != row.shape[1]:
         raise UsageError(f"{path}: a trajectory of shape {row.shape}, (times, channels, space ..), "
                          f"has {row.shape[1]} channels, not {' '.join(channels)!r}.")
-    more = {name: np.asarray(value) for name, value in more.items()}
+    more = {name: unmasked(value) for name, value in more.items()}
     if given := [name for name, value in more.items() if value.ndim]:
         facts["inputs"] = tuple(dict.fromkeys((*facts.get("inputs", ()), *given)))
     return dict(zip(channels, row.swapaxes(0, 1), strict=True)) | more
