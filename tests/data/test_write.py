@@ -61,6 +61,9 @@ def test_trajectories_one_after_another(tmp_path):
     np.testing.assert_array_equal(file.read_inputs(range(N)), a[:, None, None])
     np.testing.assert_array_equal(file.params, [[-1], [0], [1]])
     assert file.facts.dt == 0.25 and file.facts.inputs_vary is False and file.samples == N
+    same = open_array(write_fields(tmp_path / "same.h5", u[:, :N], channels="v w", inputs={
+        "a": a[:, None], "f": a[None]}))  # as many frames as samples
+    np.testing.assert_array_equal(same.read_inputs([0])[0], np.stack([a[[0] * N], a], 1))
     plain = open_array(write_fields(tmp_path / "plain.h5", iter(u[:, :, 0, :, 0]), x=np.arange(6)))
     np.testing.assert_array_equal(plain.read(range(N)), u[:, :, :1, :, 0])
     assert plain.facts.domain == ((-0.5, 5.5),) and plain.facts.channels == ("u",)
@@ -74,16 +77,24 @@ def test_trajectories_one_after_another(tmp_path):
     ({"boundry": "x"}, "neither a fact nor a number; the nearest fact is boundary"),
     ({"params": {"nu": [1, 2]}}, "nu has shape (2,) for 3 samples"),
     ({"params": {"u": 1.0, "x": [1, 2, 3]}}, "names two things"),
-    ({"channels": ["wind x"]}, "'wind x' names two things, or has a blank in it"),
+    ({"channels": ["wind x"]}, "'wind x' names two things, or has a blank or"),
     ({"t": [0, 1, 2, 4, 8]}, "uneven, with steps from 1 to 4"),
     ({"dt": -1}, "dt = -1 is not understood"),
     ({"t": np.arange(T - 1)}, "t has 4 coordinates for 5 frames"),
     ({"path": "mine.npz"}, "this writes HDF5; let the name end in .h5"),
-    ({"inputs": {"a": noise(4, 6)}}, "input a has shape (4, 6)")])
+    ({"inputs": {"a": noise(4, 6)}}, "input a has shape (4, 6)"),
+    ({"axes": None, "boundary": "closed"}, "a channel axis or none"),
+    ({"u": noise(N, T, 2, 8), "channels": "v v", "axes": "x"}, "two channels are called 'v'"),
+    ({"u": noise(N, 2, 8), "channels": "v w", "axes": "x"}, "(2, 8), (times, 1 of space)"),
+    ({"u": noise(N, T, 8).astype(object), "axes": "x"}, "are object, and no real numbers"),
+    ({"channels": ["a/b"]}, "or a slash in it"),
+    ({"params": noise(N)}, "params have no names"), ({"inputs": noise(*GRID)}, "inputs have no"),
+    ({"t": np.zeros((N, T))}, "all trajectories share their times"),
+    ({"u": noise(T, T, *GRID), "inputs": {"a": noise(T, *GRID)}}, "where (5 or 1, 5 or 1, 6, 4)")])
 def test_what_cannot_be_written(tmp_path, change, said):
+    how = {"path": "mine.h5", "u": noise(N, T, *GRID), "axes": "x y"} | change
     with pytest.raises(UsageError) as error:
-        write_fields(tmp_path / change.get("path", "mine.h5"), noise(N, T, *GRID),
-                     **{"axes": "x y"} | {k: v for k, v in change.items() if k != "path"})
+        write_fields(tmp_path / how.pop("path"), how.pop("u"), **how)
     assert said in str(error.value) and "partial" not in str(error.value)
     assert not list(tmp_path.iterdir())
 

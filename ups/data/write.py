@@ -31,12 +31,16 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
     u: an array (N, T[, C], *grid), or an iterable of trajectories (T[, C], *grid). A trajectory may
     be a pair: its array, and {name: an input ([T,] *grid), or a number, which is a parameter}.
     t: times (T,), or say `dt`. params: {name: number or (N,)}. inputs: {name: ([N,] [T,] *grid)}.
+    Where N = T, an input says which of the two it has: (N, 1, *grid), or (1, T, *grid).
     channels, axes (of space), boundary (of each) and any other fact: words, or as Facts has them.
     The points of an axis go by its name: `x=`. made: how, for JSON; `make` looks for it.
     """
     path = Path(path)
     if path.suffix in (".npy", ".npz", ".zarr"):
         raise UsageError(f"{path}: this writes HDF5; let the name end in .h5.")
+    for key, value in (("params", params), ("inputs", inputs)):
+        if hasattr(value, "shape"):
+            raise UsageError(f"{path}: {key} have no names; write {key}={{'name': values}}.")
     given = ({name: unmasked(value) for name, value in inputs.items()}
              if isinstance(inputs, dict) else {})
     said = {"channels": channels, "axes": axes, "boundary": boundary, "inputs": [*given] or inputs}
@@ -55,8 +59,8 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
         points.setdefault(axis, low + (np.arange(n) + 0.5) * (high - low) / n)
         if np.size(points[axis]) != n:
             raise UsageError(f"{path}: {axis} has {np.size(points[axis])} coordinates for {n} "
-                             f"{'frames' if axis == 't' else 'points'}; leave out a last one that "
-                             "repeats the first.")
+                             + ("frames; all trajectories share their times." if axis == "t" else
+                                "points; leave out a last one that repeats the first."))
     with new_file(path, open_array) as f:
         numbers = f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
         scales = {"sample": numbers} | {
@@ -65,9 +69,9 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
             one.make_scale(axis)
 
         def create(name, axes, shape, **options):
-            if name in f or name in READ or words(name) != (name,):
-                raise UsageError(f"{path}: {name!r} names two things, or has a blank in it; rename "
-                                 "the channel, input or parameter.")
+            if name in f or name in READ or words(name) != (name,) or "/" in name:
+                raise UsageError(f"{path}: {name!r} names two things, or has a blank or a slash in "
+                                 "it; rename the channel, input or parameter.")
             one = f.create_dataset(name, shape, "f4" if len(axes) > 1 else "f8", **options)
             for dim, axis in zip(one.dims, axes, strict=True):
                 dim.attach_scale(scales[axis])
@@ -91,14 +95,18 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
             f.disk_is_fine()
         numbers.resize(row + 1, 0)
         numbers[...] = np.arange(row + 1)
-        sizes = {"sample": row + 1, "t": frames}
+        sizes, same = {"sample": row + 1, "t": frames}, row + 1 == frames
+        ways = {(): (), (1, frames): ("t",), (row + 1, 1): ("sample",),
+                (row + 1, frames): ("sample", "t")}
+        ways |= {} if same else {(row + 1,): ("sample",), (frames,): ("t",)}
         for name, value in given.items():
-            fits = [lead for lead in ((), ("sample",), ("t",), ("sample", "t"))
-                    if np.shape(value) == (*(sizes[axis] for axis in lead), *grid)]
-            if not fits:
+            lead = np.shape(value)[:np.ndim(value) - len(grid)]
+            if lead not in ways or np.shape(value) != (*lead, *grid):
+                some = "{} or 1, {} or 1," if same else "[{},] [{},]"
                 raise UsageError(f"{path}: input {name} has shape {np.shape(value)}, where "
-                                 f"([{row + 1},] [{frames},] {str(grid)[1:-1]}) is expected.")
-            create(name, (*fits[0], *space), np.shape(value), data=value)
+                                 f"({some.format(row + 1, frames)} {str(grid)[1:-1]}) is expected.")
+            shape = (*(sizes[axis] for axis in ways[lead]), *grid)
+            create(name, (*ways[lead], *space), shape, data=np.reshape(value, shape))
         for name, value in params.items():
             if np.size(value) not in (1, row + 1):
                 raise UsageError(f"{path}: parameter {name} has shape {np.shape(value)} for "
@@ -122,22 +130,27 @@ def _by_name(row, facts, path):
     """One trajectory as {name: array}, channels first; adds to `facts` what they are called."""
     row, more = row if isinstance(row, tuple) else (row, {})
     row, channels = unmasked(row), facts.get("channels", ())
-    if row.dtype.kind == "c":
-        raise UsageError(f"{path}: the fields are complex; give their real and imaginary parts as "
-                         "two channels.")
+    if row.dtype.kind not in "fiub":
+        raise UsageError(f"{path}: the fields are {row.dtype}, and no real numbers; give the real "
+                         "and imaginary parts of complex ones as two channels.")
+    shape = row.shape
     space = next((len(facts[key]) for key in ("axes", "boundary", "domain") if key in facts),
                  1 if row.ndim == 2 else None)
     if space is None and channels:  # one of one channel may have an axis for it
         space = row.ndim - 1 - (len(channels) > 1 or row.shape[1] == 1)
-    if space is None or row.ndim not in (space + 1, space + 2):
+    if space is None or row.ndim not in (space + 1, space + 2) or (
+            row.ndim == space + 2 == 3 and not channels and "axes" not in facts):
         raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis or "
                          "none; name the axes of space, such as axes='x y'.")
     if row.ndim == space + 1:
         row, channels = row[:, None], channels or ("u",)
     channels = facts["channels"] = channels or tuple(f"u{c}" for c in range(row.shape[1]))
     if len(channels) != row.shape[1]:
-        raise UsageError(f"{path}: a trajectory of shape {row.shape}, (times, channels, space ..), "
+        how = " channels," * (row.shape == shape)
+        raise UsageError(f"{path}: a trajectory of shape {shape}, (times,{how} {space} of space), "
                          f"has {row.shape[1]} channels, not {' '.join(channels)!r}.")
+    if doubled := [name for name in channels if channels.count(name) > 1]:
+        raise UsageError(f"{path}: two channels are called {doubled[0]!r}; rename one.")
     more = {name: unmasked(value) for name, value in more.items()}
     if given := [name for name, value in more.items() if value.ndim]:
         facts["inputs"] = tuple(dict.fromkeys((*facts.get("inputs", ()), *given)))
