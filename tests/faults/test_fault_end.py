@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import toy
@@ -92,12 +93,23 @@ def test_a_launch_that_died_without_a_word(tmp_path, monkeypatch, capsys, kills,
     assert json.loads((folder / "checkpoints/step_8/state.json").read_text())["micro_batch"] == rows
 
 
+LAUNCHED = os.environ | {"ACCELERATE_MIXED_PRECISION": "no"}
+
+
 def test_a_process_ends_with_its_launcher_even_before_torch_is_there():
     work = "import ups, time; print(flush=True); time.sleep(60)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
     with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE,
-                          env=os.environ | {"ACCELERATE_MIXED_PRECISION": "no"}) as launcher:
+                          env=LAUNCHED) as launcher:
         assert launcher.stdout.readline() == b"\n"
         launcher.kill()
         assert select.select([launcher.stdout], [], [], 20)[0]  # nobody can write any more
         assert launcher.stdout.read() == b""
+
+
+@pytest.mark.skipif("python" in Path("/proc/1/cmdline").read_text(), reason="it may be a launcher")
+def test_a_process_whose_launcher_has_gone_does_not_begin():
+    orphan = "import os; os.getppid = lambda: 1; import ups"
+    done = subprocess.run([sys.executable, "-c", orphan], env=LAUNCHED, capture_output=True)
+    assert (done.returncode, done.stderr) == (
+        1, b"error: the launcher has gone; run the same command again.\n")
