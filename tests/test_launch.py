@@ -58,7 +58,9 @@ def checkout(tmp_path):
     """The project with a miniature of the operator's stage and a check that takes no time."""
     folder = tmp_path / "checkout"
     (folder / "ups").mkdir(parents=True)
-    (folder / "ups" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'ups')!r})")
+    begins = (ROOT / "ups" / "__init__.py").read_text()
+    (folder / "ups" / "__init__.py").write_text(
+        f"{begins}\n__path__.append({str(ROOT / 'ups')!r})")
     (folder / "launch").mkdir()
     (folder / "launch" / "check_machine.py").write_text(
         "import os, sys; print('checked'); sys.exit(int(os.environ.get('ILL', 0)))")
