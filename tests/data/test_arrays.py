@@ -31,7 +31,8 @@ def test_named_axes_in_any_order(tmp_path):
         "v": ("batch time x y", v.astype(">f8")), "a": ("x y", a),
         "nu": ("batch", np.array([0.1, -1, 2, 3])), "lines": ("nv", np.zeros(2)),
         "edges": ("time nv", np.zeros((T, 2)))},
-        {"time": np.arange(T) * 0.5, "x": CENTRES, "y": np.array([-1.0, 0, 1])},
+        {"time": np.arange(T) * 0.5, "x": CENTRES, "y": np.array([-1.0, 0, 1]),
+         "batch": np.arange(N)},
         boundary="periodic closed", rho=np.array([2.5]), title="a run", note=np.array([1.0, 2.0]))
     file = pickle.loads(pickle.dumps(open_array(path)))
     facts = file.facts
@@ -124,6 +125,27 @@ def test_given_channels_of_one_array(tmp_path):
     np.testing.assert_array_equal(file.read_inputs(range(N), range(2, 4)), u[:, 2:4, [1]])
 
 
+def test_components_of_an_array_that_is_called_as_one_of_them(tmp_path):
+    u = noise(N, T, X, 2)
+    np.save(tmp_path / "mine.npy", u)  # an array of .npy is called u
+    file = open_array(tmp_path / "mine.npy", "sample time x channel", {"channels": "u v", "dt": 1})
+    assert file.facts.channels == ("u", "v")
+    np.testing.assert_array_equal(file.read(range(N)), np.moveaxis(u, 3, 2))
+
+
+@pytest.mark.parametrize("shape, where", [((6,), "sample or over time or over x"),
+                                          ((6, 6), "sample time or over sample x or over time x")])
+def test_axes_that_are_as_long_are_asked_about(tmp_path, shape, where):
+    """As many samples as frames and points: the shape says nothing."""
+    np.savez(tmp_path / "a.npz", u=noise(6, 6, 6), a=noise(*shape))
+    with pytest.raises(UsageError, match=rf"a \(6.*\) may lie over {where}, which are as long"):
+        open_array(tmp_path / "a.npz", AS_STORED)
+    np.savez(tmp_path / "a.npz", u=noise(6, 5, 6), a=noise(6))
+    assert open_array(tmp_path / "a.npz", AS_STORED, {"params": "a"}).facts.params == ("a",)
+    file = open_array(tmp_path / "a.npz", AS_STORED, {"inputs": "a"})
+    np.testing.assert_array_equal(file.read_inputs([0, 1]), [noise(6)[None, None]] * 2)
+
+
 def test_an_answer_to_its_inputs(tmp_path):
     a, u = noise(N, X, Y), noise(N, X, Y, seed=1)
     np.savez(tmp_path / "darcy.npz", a=a, u=u)
@@ -180,6 +202,9 @@ def test_zarr(tmp_path):
     group.attrs.update({"dt": 0.5, "nu": 0.1})
     file = open_array(tmp_path / "mine.zarr")
     np.testing.assert_array_equal(file.read([2, 0], stride=2), u[[2, 0], :, None, ::2])
+    zarr.save(tmp_path / "one.zarr", u)  # an array without a group
+    one = open_array(tmp_path / "one.zarr", AS_STORED)
+    np.testing.assert_array_equal(one.read(range(N))[:, :, 0], u)
     assert file.facts.dt == 0.5 and file.facts.params == ("nu",)
 
 
@@ -230,7 +255,16 @@ AS_STORED = "sample time x"
     ("sample x time", {}, {"x": np.arange(X)}, f"x has {T} points by the axes, but {X} coord"),
     (AS_STORED, {}, {"nu": np.ones(N - 1)}, "nu .* fits no axis"),
     (AS_STORED, {}, {"psi": np.ones((N, T, X), complex)}, "psi .* is complex"),
-    (AS_STORED, {}, {"rows": np.array([{}], object)}, "rows.npy holds Python objects")])
+    (AS_STORED, {}, {"rows": np.array([{}], object)}, "rows.npy holds Python objects"),
+    ("sample,time,x", {}, {}, ""),
+    (AS_STORED, {"channels": "rho"}, {"v": noise(N, T, X)}, "no channel rho; there are u v"),
+    (AS_STORED, {"inputs": "bedd"}, {}, "no channel bedd; there are u"),
+    (AS_STORED, {"steady": True}, {}, "steady, but has 5 frames; leave the axis of time out"),
+    (AS_STORED, {"first_frame": -1}, {}, "first_frame = -1 is not understood"),
+    (AS_STORED, {"first_frame": 1.5}, {}, "first_frame = 1.5 is not understood"),
+    (AS_STORED, {}, {"x": [0, 1, np.nan, 3, 4, 5]}, "points of x do not all rise, nor all fall"),
+    (AS_STORED, {}, {"x": np.zeros(X)}, "points of x do not all rise"),
+    (AS_STORED, {"domain": "0 1"}, {"x": np.zeros(X)}, "")])
 def test_what_is_said_and_stored_must_fit(tmp_path, axes, said, more, sentence):
     np.savez(tmp_path / "a.npz", u=noise(N, T, X), **more)
     if not sentence:

@@ -20,7 +20,7 @@ import numpy as np
 from ups.config import UsageError
 from ups.data.facts import beside, understand
 from ups.data.file import File, agree, found, natural
-from ups.data.stores import SHORT, SUFFIXES, Unrecognised, contents, opened
+from ups.data.stores import ROLES, SHORT, SUFFIXES, Unrecognised, contents, opened
 from ups.data.well import SPLITS
 
 AXES = {1: "x", 2: "time x", 3: "sample time x", 4: "sample time x y", 5: "sample time channel x y"}
@@ -40,7 +40,7 @@ def open_array(path, axes="", said=None):
         for where, more in ((path.with_suffix(".yaml"), yaml), ("--facts", said)):
             more, numbers = understand(more, where, strict=True)
             facts, params = facts | more, params | numbers
-        words = axes.split() or facts.get("axes", ())
+        words = axes.replace(",", " ").split() or facts.get("axes", ())
         words = tuple(SHORT.get(word.lower(), word) for word in words)
         if "n" in map(str.lower, words):
             raise UsageError(f"{path}: the axis n may be of samples or of points; call it sample, "
@@ -52,7 +52,7 @@ def open_array(path, axes="", said=None):
         main = _main(path, f, variables, words, facts)
         sizes = dict(zip(main.axes, main.shape, strict=True))
         sizes.pop("channel", None)
-        fields, points, warnings = _sort(path, f, variables, main, sizes, params)
+        fields, points, warnings = _sort(path, f, variables, main, sizes, params, facts)
         channels, inputs = _channels(path, fields, sizes, facts, warnings)
         if missing := [name for name in facts.get("params", ()) if name not in params]:
             raise UsageError(f"{path}: there is no parameter {missing[0]}; there are "
@@ -93,11 +93,11 @@ def _main(path, f, variables, words, facts):
     return main
 
 
-def _sort(path, f, variables, main, sizes, params):
+def _sort(path, f, variables, main, sizes, params, facts):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
     named = {f"{name}{end}": axis for axis in (*sizes, "channel") for end in ("", "-coordinate")
-             for name in (axis, "t" if axis == "time" else axis)}
+             for name in (axis, *(word for word, role in ROLES.items() if role == axis))}
     for one in variables:
         why, axis = "", named.get(one.name)
         if len(one.shape) > 2 or {*one.axes} & space - {axis}:  # a field `t`
@@ -105,7 +105,7 @@ def _sort(path, f, variables, main, sizes, params):
         size = math.prod(one.shape)
         if not one.axes and one.shape in ((1, size), (size, 1)) and one.shape != main.shape:
             one = replace(one, shape=(size,))  # a vector of MATLAB
-        one = replace(one, axes=one.axes or _guess(one, main, sizes))
+        one = replace(one, axes=one.axes or _guess(path, one, main, sizes, facts))
         if axis in sizes:
             points[axis] = np.reshape(f[one.name], one.shape)
         elif axis:  # names of the channels, which are facts
@@ -127,32 +127,46 @@ def _sort(path, f, variables, main, sizes, params):
     return fields, points, warnings
 
 
-def _guess(one, main, sizes):
-    """Axes of an array that nobody named, from its shape: samples first, then all of space."""
+def _guess(path, one, main, sizes, facts):
+    """Axes of an array that nobody named, from its shape: rather all of space than part of it."""
     space = {*sizes} - {"sample", "time"}
     ways = [axes for axes in itertools.combinations(main.axes, len(one.shape))
             if all(sizes.get(axis, n) == n for axis, n in zip(axes, one.shape, strict=True))
             and ("channel" not in axes or space <= {*axes})]
-    return max(ways, key=lambda axes: ("sample" in axes, space <= {*axes}), default=())
+    if any(space <= {*axes} for axes in ways):
+        ways = [axes for axes in ways if space <= {*axes} or not space & {*axes}]
+    ways = [axes for axes in ways if "channel" not in axes] or ways
+    given = facts.get("inputs", ())
+    if one.name in given:
+        ways = [axes for axes in ways if axes != ("sample",)]
+    elif given or one.name in facts.get("params", ()):  # so it is no input
+        ways = [axes for axes in ways if axes == ("sample",)] or ways[:1]
+    if len(ways) > 1:
+        cure = "name it in params or in inputs" if ("sample",) in ways else (
+            f"repeat it to the shape of {main.name}, and name it in inputs")
+        raise UsageError(f"{path}: {one} may lie over {' or over '.join(map(' '.join, ways))}, "
+                         f"which are as long; {cure}.")
+    return ways[0] if ways else ()
 
 
 def _channels(path, fields, sizes, facts, warnings):
     """{name: (variable, component)} of what is predicted, and of what is given."""
     wanted, given = facts.get("channels", ()), facts.get("inputs", ())
     said, channels, inputs = dict.fromkeys((*wanted, *given)), {}, {}
-    whole = [one for one in fields if {*sizes} <= {*one.axes}]
+    whole, there = [one for one in fields if {*sizes} <= {*one.axes}], []
     for one in fields:
         count = one.shape[one.axes.index("channel")] if "channel" in one.axes else 1
         names = one.channels
-        if not names and whole == [one] and one.name not in said:  # said of its components
-            names = tuple(name for name in said if name not in {other.name for other in fields})
-            names = names if wanted or len(names) == count else ()
+        if wanted and not names and whole == [one] and (count > 1 or one.name not in said):
+            names = tuple(name for name in said  # said of its components
+                          if name not in {other.name for other in fields if other != one})
         if names and len(names) != count:
             raise UsageError(f"{path}: channels {' '.join(names)!r} are {len(names)} names for the "
                              f"{count} of {one}.")
         first = "u" if one.name == "u" else f"{one.name}_"
-        for k, name in enumerate(names or ([f"{first}{k}" for k in range(count)] if count > 1
-                                           else [one.name])):
+        names = names or ([f"{first}{k}" for k in range(count)] if count > 1 else [one.name])
+        there += names
+        for k, name in enumerate(names):
             if name in given or one not in whole and not given:
                 inputs[name] = one, k
             elif one in whole and (not wanted or name in wanted):
@@ -165,7 +179,7 @@ def _channels(path, fields, sizes, facts, warnings):
     missing = [name for name in said if name not in channels | inputs]
     if missing or not channels:
         raise UsageError(f"{path}: there is no channel {(*missing, 'to predict')[0]}; there are "
-                         f"{' '.join(channels | inputs) or 'none'}.")
+                         f"{' '.join(there)}.")
     return ({name: channels[name] for name in (*said, *channels) if name in channels},
             {name: inputs[name] for name in (*given, *inputs)})
 

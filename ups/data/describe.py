@@ -28,7 +28,8 @@ def inspect(source, picture=None):
                      if (value := getattr(source, name)))
     for fields in open_data(source, make=False):
         facts, path = fields.facts, fields.files[0].path
-        print(f"{os.path.commonpath([file.path for file in fields.files])}: {facts.name}")
+        whole = Path(os.path.commonpath([file.path for file in fields.files]))
+        print(f"{whole}: {facts.name}")
         wrong = [("WRONG", one) for one in contradictions(fields)]
         maybe = [("you may say", one) for one in proposals(fields)]
         for name, text in (*_described(fields), *wrong, *maybe):
@@ -38,7 +39,7 @@ def inspect(source, picture=None):
               f"Train on it: accelerate launch {script} {flags} --run "
               f"{shlex.quote(str(free_run(facts.name)))}")
         if picture is not None:
-            png = Path(picture or path.with_suffix(".png"))
+            png = Path(picture or (whole if whole.name else path).with_suffix(".png"))
             if png.suffix != ".png" or png.resolve() == path.resolve():
                 raise UsageError(f"--plot {png}: name a file of its own that ends in .png.")
             plots.picture(png, plots.draw_data, fields)
@@ -72,7 +73,8 @@ def _described(fields):
             std = np.sqrt(np.square(seen.deviation[:, c]).mean() + mean.mean(1).var())
             yield f"{what} {name}", (
                 f"{seen.low[:, c].min():.4g} to {seen.high[:, c].max():.4g}, mean "
-                f"{mean.mean():.4g}, std {std:.4g} (of {len(look.rows)} trajectories)")
+                f"{mean.mean():.4g}, std {std:.4g} (of {len(look.rows)} trajector"
+                f"{'y' if len(look.rows) == 1 else 'ies'})")
     yield "is used", uses(facts)
 
 

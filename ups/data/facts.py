@@ -222,6 +222,12 @@ def _truth(value):
     return ("false", "true", "no", "yes", "0", "1").index(str(value).lower()) % 2 == 1
 
 
+def _frame(value):
+    if int(value) != float(value) or int(value) < 0:
+        raise ValueError
+    return int(value)
+
+
 def _step(value):
     if not 0 < float(value) < float("inf"):
         raise ValueError
@@ -232,6 +238,6 @@ READ = {  # each fact: how it is read, and an example
     "name": (str, "mine"), "equation": (str, "u_t + u u_x = 0"),
     "channels": (words, "u v"), "inputs": (words, "mask"), "params": (words, "nu rho"),
     "axes": (words, "x y"), "boundary": (words, "periodic closed"),
-    "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (int, 10),
+    "domain": (_domain, "0 1 0 2"), "dt": (_step, 0.1), "first_frame": (_frame, 10),
     "mirrors": (_mirrors, "x: vx; y: vy"), "conserved": (words, "u"), "positive": (words, "u"),
     "shifts": (words, "x"), "linear": (_truth, True), "steady": (_truth, True)}

@@ -41,9 +41,9 @@ class Fields:
         first, stride_t = (0, 1) if facts.steady else (first, stride_t)  # no time series
         self.frames = range(first, min(file.facts.frames for file in self.files), stride_t)
         if len(self.frames) < 2:
-            raise UsageError(f"{where}: of {self.frames.stop} frames the first {first} are left "
-                             f"out and every {stride_t}th of the others is taken, so fewer than "
-                             "two are left; use longer data, or a smaller --stride_t.")
+            raise UsageError(f"{where}: its frames, {self.frames.stop} in all, are fewer than two "
+                             f"from first_frame {first} on with --stride_t {stride_t}; use longer "
+                             "data, or smaller numbers.")
         self._lay_out()
         self.facts = replace(
             facts, grid=tuple(n // stride_x for n in facts.grid), frames=len(self.frames),
@@ -69,7 +69,7 @@ class Fields:
             raise UsageError(
                 f"{self.files[0].path}: {samples} trajector{'y' if samples == 1 else 'ies'} of "
                 f"{count} frames cannot be split into train, fit, val and test; give four "
-                f"trajectories, or more than {CUTS} frames.")
+                f"trajectories, along an axis called sample, or more than {CUTS} frames.")
         count = (count - 1) // CUTS + 1 if self.in_time else count
         self.frames = self.frames[:count]
         self.owner, self.row, self.part, self.sample = np.array([

@@ -87,6 +87,9 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     space = tuple(axis for axis in sizes if axis not in ("sample", "time"))
     samples, frames, warnings = sizes.get("sample", 1), sizes.get("time", 2), list(warnings)
     dt, domain, columns, coordinates = said.get("dt"), said.get("domain"), [], {}
+    if said.get("steady") and frames != 2:
+        raise UsageError(f"{path}: it is said to be steady, but has {frames} frames; leave the "
+                         "axis of time out.")
     alone = {(axis, 1) for axis in space}  # what does not vary along an axis may have one point
     for name, (one, k) in (channels | inputs).items():
         if one.kind not in "fiub" or len(one.axes) != len(one.shape) or any(
@@ -115,7 +118,7 @@ def found(path, sizes, channels, inputs, points, params, said, warnings=(), **mo
     elif not dt and not said.get("steady"):
         warnings.append("nothing says the time between frames; it is taken as 1 (say dt).")
     if domain is None:
-        domain = tuple(ends(coordinates[axis], axis, warnings)
+        domain = tuple(ends(coordinates[axis], axis, warnings, path)
                        if axis in coordinates else (0.0, 1.0) for axis in space)
     for name, value in params.items():
         value = np.asarray(value, np.float64)
@@ -156,11 +159,14 @@ def even_times(t, where):
     return t[0], dt
 
 
-def ends(x, axis, warnings):
+def ends(x, axis, warnings, where):
     """Both ends of an axis: half a cell beyond its first and last point."""
     fine, x = x.dtype.itemsize > 4, x.astype(np.float64)
     steps = np.diff(x) if len(x) > 1 else np.ones(1)
     h = steps.mean().item()
+    if not (steps * h > 0).all():  # NaN is neither
+        raise UsageError(f"{where}: the points of {axis} do not all rise, nor all fall; store them "
+                         "in order, or leave them out and say domain.")
     if abs(steps - h).max() > 1e-2 * abs(h) + 4e-7 * abs(x).max():
         warnings.append(f"the points of {axis} are uneven; they are taken as even.")
     digits = (12 if fine else 6) - math.ceil(math.log10(abs(h) * len(x) or 1))

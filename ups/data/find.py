@@ -100,7 +100,8 @@ def find(paths, tasks=(), axes="", said=None, make=False):
     for path in paths:
         for name, files in _sets(path, wanted, bool(tasks), axes, said).items():
             if name in sets:
-                raise UsageError(f"two data sets in --data are called {name}; rename one file.")
+                raise UsageError(f"two data sets in --data are called {name}; leave one out, or "
+                                 "say another name of one in a YAML beside it.")
             sets[name] = files
     for name, values in wanted.items():
         if name not in sets and make and name in SOLVERS:
@@ -131,8 +132,9 @@ def _sets(path, names, said_so, axes, said):
     """
     bundled = len(names) > 0 and {*names} <= {*TASKS} and not axes
     if not path.exists() and not bundled:
-        raise NoData(f"--data {path}: there is no such file or folder; {path.parent} holds "
-                     f"{_listed([path.parent])}.")
+        folder = next(one for one in path.parents if one.is_dir())
+        raise NoData(f"--data {path}: there is no such file or folder; {folder} holds "
+                     f"{_listed([folder])}.")
     if files := [] if axes else open_well(path):
         return {files[0].facts.name: [_told(file, said) for file in files]}
     own = [one for one in _entries(path) if one.suffix.lower() in SUFFIXES] or [path]
@@ -163,8 +165,8 @@ def _sets(path, names, said_so, axes, said):
                     ) from None
             raise
     if not files:
-        raise NoData(f"--data {path} holds {_listed([path])}; none of these is a file "
-                     f"{' '.join(SUFFIXES)} or a folder train, valid, test with such.")
+        raise NoData(f"--data {path} holds {_listed([path])}, but no file {' '.join(SUFFIXES)} and "
+                     "no folder train, valid, test with such.")
     return {files[0].facts.name: files}
 
 

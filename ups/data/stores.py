@@ -23,7 +23,8 @@ ROLES = {"samples": "sample", "batch": "sample", "trajectory": "sample", "t": "t
          "channels": "channel"}  # other words for the axes that are not of space ..
 SHORT = ROLES | {"b": "sample", "c": "channel", "sample": "sample", "time": "time",
                  "channel": "channel"}  # .. and where somebody says them
-CURES = {".mat": "; save it with -v7.3", ".nc": "; store it as netCDF-4"}
+CURES = {".mat": "save it with -v7.3", ".nc": "store it as netCDF-4",
+         ".npy": "write it again, as an array of numbers"}
 UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError,
               zipfile.BadZipFile, yaml.YAMLError)
 
@@ -102,7 +103,8 @@ def opened(path):
         if is_zarr(path):
             import zarr
 
-            yield zarr.open_group(path, mode="r")
+            item = zarr.open(path, mode="r")
+            yield {"u": item} if isinstance(item, zarr.Array) else item
         elif suffix == ".npy":
             yield {"u": np.load(path, mmap_mode="r", allow_pickle=False)}
         elif suffix == ".npz":
@@ -111,12 +113,13 @@ def opened(path):
             with _HDF5(path) as f:
                 yield f
         else:
-            raise Unrecognised(f"{path} is neither HDF5, netCDF-4, .npy, .npz nor zarr.")
+            raise Unrecognised(f"{path} is neither HDF5, netCDF-4, .npy, .npz nor zarr; store it "
+                               "as one of them.")
     except ImportError:
         raise UsageError(f"{path} is zarr; `pip install zarr` reads it.") from None
     except UNREADABLE as error:
-        cure = "" if h5py.is_hdf5(path) else CURES.get(suffix, "")
-        raise Unrecognised(f"{path} cannot be read ({' '.join(str(error).split())}){cure}."
+        cure = CURES.get("" if h5py.is_hdf5(path) else suffix, "write or copy it again")
+        raise Unrecognised(f"{path} cannot be read ({' '.join(str(error).split())}); {cure}."
                            ) from error
 
 

@@ -138,8 +138,8 @@ def _by_name(row, facts, path):
                  1 if row.ndim == 2 else None)
     if space is None and channels:  # one of one channel may have an axis for it
         space = row.ndim - 1 - (len(channels) > 1 or row.shape[1] == 1)
-    if space is None or row.ndim not in (space + 1, space + 2) or (
-            row.ndim == space + 2 == 3 and not channels and "axes" not in facts):
+    unsaid = not channels and "axes" not in facts and row.ndim == 3 and row.shape[1] > 3
+    if space is None or row.ndim not in (space + 1, space + 2 - unsaid):
         raise UsageError(f"{path}: a trajectory of shape {row.shape} may have a channel axis or "
                          "none; name the axes of space, such as axes='x y'.")
     if row.ndim == space + 1:
