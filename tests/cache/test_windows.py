@@ -1,10 +1,14 @@
 """Windows are the frames they say they are, over shards, tasks and dtypes."""
 
+import mmap
+from types import SimpleNamespace
+
 import pytest
 import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank
 
 from ups.cache import store
+from ups.cache import windows as module
 from ups.cache.store import build_cache
 from ups.cache.windows import LatentWindows, starts_of
 
@@ -86,3 +90,26 @@ def test_several_tasks_are_padded_to_the_widest(tmp_path):
     assert torch.allclose(second["cond"], torch.tensor([[0.04, 0.4], [0.05, 0.5]]))
     windows.move(torch.device("cpu"))
     assert torch.equal(windows.__getitems__([(1, 0, (1, 3)), (1, 1, (1, 4))])["z"], second["z"])
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_windows_of_a_cache_that_memory_does_not_hold_are_asked_for(tmp_path, monkeypatch, stride):
+    monkeypatch.setattr(store, "SHARD_BYTES", 2000)
+    cache, asked, kernel = build(tmp_path), [], module.KERNEL
+    assert not LatentWindows([cache], 2).from_disk
+    size = sum(z.nbytes for z in cache.z)
+    monkeypatch.setattr(module, "free_memory", lambda: 2 * size - 1)
+    windows = LatentWindows([cache], 2, strides=(stride,))
+
+    def madvise(begin, size, how):
+        assert how == mmap.MADV_WILLNEED and kernel.madvise(begin, size, how) == 0
+        asked.append((begin.value, begin.value + size.value))
+
+    monkeypatch.setattr(module, "KERNEL", SimpleNamespace(madvise=madvise))
+    first = len(windows.starts[0]) * len(cache.z[0])  # window of the second shard
+    windows.__getitems__([(0, 0, (0, first))])
+    frames = cache.z[1][0, : 2 * stride + 1 : stride]
+    assert len(asked) == (1 if stride == 1 else 3)
+    for frame in frames:
+        begin = frame.data_ptr()
+        assert any(a <= begin and begin + frame.nbytes <= b for a, b in asked)

@@ -7,12 +7,17 @@ before. A set is the windows of one task and stride, and a batch is of one set. 
 number w % len(starts) of trajectory w // len(starts), and `starts` lists early frames more often.
 """
 
+import ctypes
 import math
+import mmap
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 
+from ups.memory import free_memory
+
+KERNEL = ctypes.CDLL(None)
 EARLY = 8  # times that a trajectory's first frame is listed
 
 
@@ -22,6 +27,8 @@ class LatentWindows(Dataset):
     def __init__(self, caches, length, strides=(1,), history=1):
         self.caches, self.device = list(caches), torch.device("cpu")
         self.history = history
+        size = sum(z.nbytes for cache in self.caches for z in cache.z)
+        self.from_disk = size > free_memory() / 2  # each time
         self.sets = [(task, stride) for task in range(len(self.caches)) for stride in strides]
         self.starts, self.sizes, self.lengths = [], [], []
         for task, stride in self.sets:
@@ -83,8 +90,11 @@ class LatentWindows(Dataset):
         else:
             count = len(cache.z[0])  # trajectories in a shard
             rows = trajectory % count * frames + start
-            z = torch.stack([views[shard][row] for shard, row in
-                             zip((trajectory // count).tolist(), rows.tolist(), strict=True)])
+            found = [views[shard][row] for shard, row in
+                     zip((trajectory // count).tolist(), rows.tolist(), strict=True)]
+            if self.from_disk:
+                fetch(found)
+            z = torch.stack(found)
         return F.pad(z.view(len(z), -1, tokens, width).float(), (0, self.width - width))
 
     def _inputs(self, chosen, trajectory, start):
@@ -96,6 +106,16 @@ class LatentWindows(Dataset):
         steps = self.history - 1 + torch.arange(steps, device=start.device)
         frames = start[:, None] + stride * steps
         return given[trajectory[:, None], frames]
+
+
+def fetch(windows):
+    """Let the kernel read windows of mapped files: all at once, and nothing but them. It would else
+    read each when it is touched, and megabytes around it."""
+    for frames in windows:
+        for part in frames.view(-1, frames.shape[-1]):
+            begin = part.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            size = part.data_ptr() + part.nbytes - begin
+            KERNEL.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_WILLNEED)
 
 
 def starts_of(count):
