@@ -1,12 +1,15 @@
 """What a copy of a script may forget is refused by name."""
 
+import contextlib
+import re
 import types
 
 import pytest
+import toy
 import torch
 from torch import nn
 
-from ups.config import UsageError
+from ups.config import UsageError, command
 from ups.train.run import RunConfig
 from ups.train.step import Backward
 
@@ -47,3 +50,21 @@ def test_what_a_copy_may_forget_is_refused_by_name(name):
     with pytest.raises(UsageError, match=words):
         Backward(run, model, loss)(BATCH | more)
     Backward(run, Model(nn.GroupNorm(2, 4)), squares)(BATCH)  # nothing is wrong with this
+
+
+@pytest.mark.parametrize("change, words", [
+    ("resume", r"error: call run.resume\(model, .*\) before run.progress"),
+    ("backward", r"error: a step took no gradients from Backward: call `backward\(batch\)`"),
+    ("randn", r"step 1 drew from torch's own generator, as torch.randn and dropout do"),
+    ("", "^(?!.*own generator)")])
+def test_what_a_loop_may_forget(change, words, tmp_path, monkeypatch, capsys):
+    loss = toy.loss
+    if change == "resume":
+        monkeypatch.setattr(toy.Run, "resume", lambda *given, built_on: None)
+    if change == "backward":
+        monkeypatch.setattr(toy.Backward, "__call__", lambda self, batch: torch.zeros(()))
+    if change == "randn":
+        monkeypatch.setattr(toy, "loss", lambda *given: loss(*given) * torch.rand(1))
+    with contextlib.suppress(SystemExit):
+        command(lambda: toy.main(["--run", str(tmp_path), "--steps", "2"]))
+    assert re.search(words, capsys.readouterr().err, re.S)

@@ -37,7 +37,7 @@ from ups.memory import require_memory
 from ups.train import checkpoint, dry_run, folder
 from ups.train.checkpoint import export_model, write_checkpoint
 from ups.train.ranks import ALARM, MEMORY, Agreement, PeerFailed, make_accelerator, on_main
-from ups.train.step import CudaGraphed, is_out_of_memory
+from ups.train.step import CudaGraphed, check_step, is_out_of_memory, random_state
 from ups.train.tracking import Metrics, WandB
 
 BEGAN = time.monotonic() - time.process_time()  # about when the process did
@@ -95,7 +95,7 @@ class Run:
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
         self.started, self.handlers = False, {}
-        self.last_saved = self.lock = self.wandb = self.sampler = self.task = None
+        self.last_saved = self.lock = self.wandb = self.sampler = self.task = self.backward = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
         self.accelerator = make_accelerator(cfg.timeout)
         size, world = cfg.batch_size, self.accelerator.num_processes
@@ -202,6 +202,9 @@ class Run:
     def progress(self, loader):
         """The batches from here to the last step, with a progress bar; ends early when stopping."""
         cfg, main = self.cfg, self.accelerator.is_main_process
+        if self.backward is None:
+            raise UsageError("call run.resume(model, optimizer, ema, backward, built_on=..) before "
+                             "run.progress(loader).")
         self.started, self.begun = True, time.monotonic() - self.seconds
         self._catch_signals()
         if cfg.dry_run:
@@ -225,7 +228,11 @@ class Run:
                   mininterval=0.5 if sys.stderr.isatty() else 20) as self.bar:
             for batch in loader:
                 self.step, self.task = batch["step"] + 1, batch.get("task")
+                first = not self.backward.checked
+                before = random_state() if first else None
                 yield batch
+                if first:
+                    check_step(self, before)
                 self.bar.update()
                 if not self.stopping:
                     continue

@@ -271,3 +271,20 @@ def check_buffers(before, after):
 
 def buffers(model):
     return [(name, id(buffer), buffer._version) for name, buffer in model.named_buffers()]
+
+
+def random_state():
+    """Of torch's own generators, which no checkpoint keeps and all processes seed alike."""
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return torch.cat([torch.get_rng_state(), *cuda])
+
+
+def check_step(run, before):
+    """Look at the first step of a launch, which began in this random state."""
+    if not run.backward.checked:
+        raise UsageError("a step took no gradients from Backward: call `backward(batch)` in each, "
+                         "or the result depends on the number of processes.")
+    if run.accelerator.is_main_process and not torch.equal(before, random_state()):
+        run.bar.write(f"step {run.step} drew from torch's own generator, as torch.randn and dropout "
+                      "do: after a resume, or on other processes, the numbers differ; take them "
+                      "from ups.train.noise in `draw`.", file=sys.stderr)
