@@ -5,8 +5,8 @@ import re
 import types
 
 import pytest
-import toy
 import torch
+import toy
 from torch import nn
 
 from ups.config import UsageError, command

@@ -285,6 +285,6 @@ def check_step(run, before):
         raise UsageError("a step took no gradients from Backward: call `backward(batch)` in each, "
                          "or the result depends on the number of processes.")
     if run.accelerator.is_main_process and not torch.equal(before, random_state()):
-        run.bar.write(f"step {run.step} drew from torch's own generator, as torch.randn and dropout "
-                      "do: after a resume, or on other processes, the numbers differ; take them "
-                      "from ups.train.noise in `draw`.", file=sys.stderr)
+        run.bar.write(f"step {run.step} drew from torch's own generator, as torch.randn and "
+                      "dropout do: after a resume, or on other processes, the numbers differ; take "
+                      "them from ups.train.noise in `draw`.", file=sys.stderr)
