@@ -84,6 +84,12 @@ def test_facts_are_said_of_published_files_too(published, tmp_path):
     convection, _, _ = equations.convection(tmp_path)
     file, *_ = find(convection, said={"conserved": "buoyancy"})["convection"]
     assert file.facts.conserved == ("buoyancy",)
+    yaml = convection.with_name(f"{convection.name}.yaml")
+    yaml.write_text("conserved: buoyancy\n")  # a YAML beside them is heard too
+    assert find(convection)["convection"][0].facts.conserved == ("buoyancy",)
+    yaml.write_text("dt: 3\n")
+    with pytest.raises(UsageError, match="yaml: dt of .* is what the published format says"):
+        find(convection)
 
 
 def test_data_that_are_nothing_are_listed(tmp_path):

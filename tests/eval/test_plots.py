@@ -1,5 +1,6 @@
 """Pictures: which axes, scales and errors they show."""
 
+import io
 import math
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 from factual import facts
 from matplotlib.figure import Figure
+from PIL import Image
 
-from ups.eval.plots import draw_costs, draw_ensemble, draw_rollouts, panels
+from ups.eval.plots import draw_costs, draw_ensemble, draw_rollouts, panels, render
 
 
 @pytest.mark.parametrize("grid, operator, codec", [((8, 6), math.inf, 1e-7),
@@ -45,6 +47,13 @@ def test_a_picture_has_x_to_the_right_one_map_of_colours_and_shared_scales():
         last = shown[2].axes
         assert last.get_xlabel() == "x" and last.get_ylabel() == ("error\ny" if signed
                                                                   else "|error|\ny")
+
+
+def test_nothing_is_cut_off_at_the_edge_of_one_row():
+    spec, u = facts("toy", (8, 8), ("u",), 5), np.random.default_rng(0).normal(size=(5, 8, 8))
+    picture = render(panels, spec, [("u", u, "field")], {f"t = {k}": k for k in range(5)})
+    pixels = np.array(Image.open(io.BytesIO(picture)).convert("L"))
+    assert all((edge == 255).all() for edge in (pixels[:3], pixels[-3:]))
 
 
 def test_costs_that_are_alike_have_ticks_apart_and_a_single_step_takes_one_row():

@@ -79,9 +79,10 @@ def _main(path, f, variables, words, facts):
         raise UsageError(f"{path}: {complexes[0]} is complex; store real and imaginary parts as "
                          "two channels.")
     if not named:
-        there = ", ".join([*map(str, variables), *(
-            f"{name}/ (whose arrays must lie outside of it)" for name in f
-            if not hasattr(f[name], "shape"))])
+        groups = [f"{name}/" for name in f if not hasattr(f[name], "shape")]
+        there = [*map(str, variables), *groups]
+        there = ", ".join(there[:8]) + ", .." * (len(there) > 8) + (
+            " (whose arrays must lie outside of it)" if groups else "")
         raise Unrecognised(f"{path}: {cure}; found {there or 'nothing'}.")
     main = max(named, key=lambda one: (steady or "time" in one.axes, one.name in wanted,
                                        math.prod(one.shape)))

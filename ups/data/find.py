@@ -16,7 +16,7 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.arrays import open_array, open_folder
-from ups.data.facts import check_facts, read_yaml, understand
+from ups.data.facts import beside, check_facts, read_yaml, understand
 from ups.data.fields import Fields
 from ups.data.pdebench import TASKS, identify, open_pdebench
 from ups.data.solvers import SOLVERS
@@ -136,7 +136,7 @@ def _sets(path, names, said_so, axes, said):
         raise NoData(f"--data {path}: there is no such file or folder; {folder} holds "
                      f"{_listed([folder])}.")
     if files := [] if axes else open_well(path):
-        return {files[0].facts.name: [_told(file, said) for file in files]}
+        return {files[0].facts.name: [_told(file, path, said) for file in files]}
     own = [one for one in _entries(path) if one.suffix.lower() in SUFFIXES] or [path]
     fits = defaultdict(list)
     for one in own if not axes else ():
@@ -144,7 +144,7 @@ def _sets(path, names, said_so, axes, said):
     sure = [name for name, certain in fits if certain]
     if sure or bundled:
         found = {name: fits[name, True] or fits[name, False] * said_so for name in names or sure}
-        found = {name: [_told(open_pdebench(one, name), said) for one in ones]
+        found = {name: [_told(open_pdebench(one, name), one, said) for one in ones]
                  for name, ones in found.items() if ones}
         if left := [one.name for (_, certain), ones in fits.items() for one in ones
                     if not certain and not names]:
@@ -170,13 +170,17 @@ def _sets(path, names, said_so, axes, said):
     return {files[0].facts.name: files}
 
 
-def _told(file, said):
-    """A file whose format says what it holds, with the other facts that `said` says."""
-    facts, numbers = understand(said or {}, "--facts", strict=True)
-    if fixed := [key for key in (*facts, *numbers) if key in numbers or key in (
-            "name", "axes", "channels", "inputs", "params", "dt", "steady")]:
-        raise UsageError(f"--facts: {fixed[0]} of {file.path} is what the published format says; "
-                         "leave it out.")
+def _told(file, path, said):
+    """A file whose format says what it holds, with the other facts that `said` says, or a YAML
+    beside `path`."""
+    yaml, facts = path.with_name(f"{path.name if path.is_dir() else path.stem}.yaml"), {}
+    for where, more in ((yaml, beside(yaml)), ("--facts", said or {})):
+        more, numbers = understand(more, where, strict=True)
+        if fixed := [key for key in (*more, *numbers) if key in numbers or key in (
+                "name", "axes", "channels", "inputs", "params", "dt", "steady")]:
+            raise UsageError(f"{where}: {fixed[0]} of {file.path} is what the published format "
+                             "says; leave it out.")
+        facts |= more
     facts = replace(file.facts, **facts)
     check_facts(facts, file.path)
     return replace(file, facts=facts)

@@ -34,7 +34,7 @@ def render(draw, *args, kind="png"):
 
     figure, file = Figure(layout="constrained"), io.BytesIO()
     draw(figure, *args)
-    figure.savefig(file, format=kind, dpi=110)
+    figure.savefig(file, format=kind, dpi=110, bbox_inches="tight")
     return file.getvalue()
 
 
