@@ -30,7 +30,7 @@ from ups.eval.measure import (
 from ups.eval.metrics import DEFINITIONS
 from ups.eval.report import made_with, pays, write_report
 from ups.eval.truth import against_truth, truth_of
-from ups.files import read_json
+from ups.files import read_json, refuse_links
 from ups.stages import finished, load_class, load_generator, load_operator
 from ups.train.ranks import make_accelerator, on_main
 
@@ -63,6 +63,8 @@ def load_stages(run, model):
         near = difflib.get_close_matches(run.name, there, n=1)
         raise UsageError(f"there is no run {run}; " + (f"the nearest is {run.parent / near[0]}."
                          if near else "train one with `accelerate launch train_operator.py`."))
+    for path in (run / "steady", *run.glob("evaluation*")):  # whose pictures are shown; written
+        refuse_links(path, run)
     if not (run / "operator").is_dir() and (run / "steady" / "test.json").exists():
         return {}
     operator = load_operator(run, load_class(model))

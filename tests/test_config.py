@@ -139,6 +139,20 @@ def test_a_command_exits_with_a_sentence_and_no_traceback(tmp_path, kind, code):
     assert (done.returncode, done.stderr) == (code, "error: do this instead.\n")
 
 
+def test_a_reader_that_ends_is_a_sentence(tmp_path):
+    """As of `inspect DATA | head -1`."""
+    script = tmp_path / "s.py"
+    script.write_text("from ups.config import *\ndef main():\n"
+                      "    input()\n    print('x' * 100_000)\n    print('y')\ncommand(main)\n")
+    done = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env={"PYTHONPATH": ".", "PATH": ""})
+    done.stdout.close()
+    done.stdout = None
+    assert done.communicate("\n")[1] == "stopped: what read the output has ended.\n"
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("error, shown", [
     (OSError(28, "No space left on device", "x/y"), "[Errno 28] No space left on device: 'x/y';"),
     (RunError("x cannot be written; make room."), "x cannot be written; make room."),

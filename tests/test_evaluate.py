@@ -220,9 +220,15 @@ def test_a_steady_prior_alone_is_taken_as_it_reported_itself(tmp_path):
     (stage / "exit.json").write_text('{"status": "done", "step": 3}')
     one = {"members": 2, "scores": {"nrmse": {"all": 0.125, "interval": [0.1, 0.2]}}}
     (stage / "test.json").write_text(json.dumps({"definitions": {}, "split": "test", "tasks": {
-        "darcy2d": {"trajectories": 6, "forecasts": {"members": one}}}}))
+        "darcy2d": {"trajectories": "<script>", "forecasts": {"members": one}}}}))
     evaluate.main(["--run", str(tmp_path / "run")])
     darcy = results(tmp_path / "run")["steady"]["tasks"]["darcy2d"]
     assert darcy["forecasts"]["members"] == one
     page = (tmp_path / "run" / "evaluation" / "report.html").read_text()
     assert "0.125" in page and "0.1 to 0.2" in page and "train_steady.py" in page
+    assert "<script>" not in page  # all that a stranger's run says is text
+
+    (tmp_path / "secret").write_text("mine")
+    (stage / "a.png").symlink_to(tmp_path / "secret")  # which the page would show
+    with pytest.raises(UsageError, match="a.png is a link to .*/secret, outside of "):
+        evaluate.main(["--run", str(tmp_path / "run")])

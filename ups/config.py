@@ -63,6 +63,10 @@ def command(main):
             below = "" if first else "\n"  # the main process's progress bar
             word = "error: " * (not isinstance(error, Stopped))
             print(f"{below}{word}{error}", file=sys.stderr)
+    except BrokenPipeError:  # `| head`; what is still to be written would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print("stopped: what read the output has ended.", file=sys.stderr)
+        code = 1
     except OSError as error:
         if error.errno not in DISK:
             raise

@@ -45,7 +45,7 @@ def refuse_links(folder, base):
     for path in (folder, *folder.rglob("*")):
         if "wandb" in path.relative_to(folder).parts[:-1]:
             continue
-        if path.is_symlink() and not path.resolve().is_relative_to(Path(base).resolve()):
+        if not path.resolve().is_relative_to(Path(base).resolve()):  # by its own link or another
             raise UsageError(f"{path} is a link to {path.resolve()}, outside of {base}; put the "
                              "files there themselves, or make all of the folder a link.")
 

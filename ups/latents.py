@@ -24,6 +24,7 @@ from ups.data.check import check_said, uses
 from ups.data.facts import Facts, from_plain
 from ups.data.fields import Fields
 from ups.data.find import open_data
+from ups.files import refuse_links
 from ups.memory import require_memory
 from ups.models.codec import Codec, fit_patch, patch_sizes
 from ups.models.latent_operator import TaskSpec, latest
@@ -334,6 +335,7 @@ def _make_codec(folder, cfg, fields, asked):
                          f"`accelerate launch train_codec.py --run {cfg.run} {where}--tasks "
                          f"{facts.name}`, or use --codec.kind patch.")
     check_said(fields)
+    refuse_links(folder, cfg.run)
     if asked["--init"]:
         inherit_codec(cfg.init, folder, fields)
         return

@@ -11,7 +11,14 @@ from factual import facts
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ups.eval.plots import draw_costs, draw_ensemble, draw_rollouts, panels, render
+from ups.eval.plots import (
+    draw_costs,
+    draw_ensemble,
+    draw_rollouts,
+    panels,
+    picture,
+    render,
+)
 
 
 @pytest.mark.parametrize("grid, operator, codec", [((8, 6), math.inf, 1e-7),
@@ -51,8 +58,8 @@ def test_a_picture_has_x_to_the_right_one_map_of_colours_and_shared_scales():
 
 def test_nothing_is_cut_off_at_the_edge_of_one_row():
     spec, u = facts("toy", (8, 8), ("u",), 5), np.random.default_rng(0).normal(size=(5, 8, 8))
-    picture = render(panels, spec, [("u", u, "field")], {f"t = {k}": k for k in range(5)})
-    pixels = np.array(Image.open(io.BytesIO(picture)).convert("L"))
+    data = render(panels, spec, [("u", u, "field")], {f"t = {k}": k for k in range(5)})
+    pixels = np.array(Image.open(io.BytesIO(data)).convert("L"))
     assert all((edge == 255).all() for edge in (pixels[:3], pixels[-3:]))
 
 
@@ -68,3 +75,8 @@ def test_costs_that_are_alike_have_ticks_apart_and_a_single_step_takes_one_row()
         draw_ensemble(figure := Figure(), facts("toy", (8, 6), ("u",), frames),
                       torch.rand(frames, 8, 6), torch.rand(frames, 3, 8, 6))
         assert figure.get_size_inches()[1] == pytest.approx(height)
+
+
+def test_a_name_that_is_no_formula_costs_the_picture_alone(tmp_path, capsys):
+    picture(tmp_path / "a.png", lambda figure: figure.suptitle(r"$\no$ formula"))
+    assert "no picture: " in capsys.readouterr().out and not (tmp_path / "a.png").exists()

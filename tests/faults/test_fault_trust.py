@@ -8,14 +8,19 @@ import json
 import os
 import pickle
 import shutil
+import sys
+import types
 
 import h5py
 import numpy as np
 import pytest
 import toy
 
+import train_operator
 from ups.config import UsageError, parse
 from ups.data.arrays import open_array
+from ups.data.make import make
+from ups.data.stores import opened
 from ups.train.checkpoint import checkpoints, damage, load_model
 from ups.train.run import RunConfig
 
@@ -85,6 +90,37 @@ def test_a_link_out_of_the_run_is_refused(run, tmp_path, capsys, place):
     run.symlink_to(tmp_path / "real")  # the whole folder may lie on another disk
     toy.main(["--run", str(tmp_path / "run")])
     assert "is finished (step 8)" in capsys.readouterr().out
+
+
+def test_a_codec_is_not_written_where_a_link_leads(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "else/burgers1d/model").mkdir(parents=True)  # a codec would replace it
+    (tmp_path / "run/codec").symlink_to(tmp_path / "else")
+    make("burgers1d", out=tmp_path / "data", samples=20, grid=32, frames=3)
+    with pytest.raises(UsageError, match="codec/burgers1d/model is a link to .*, outside of "):
+        train_operator.main(["--run", str(tmp_path / "run"), "--data", str(tmp_path / "data"),
+                             "--cache", str(tmp_path / "cache")])
+    assert not [*(tmp_path / "else/burgers1d/model").iterdir()]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"place": 1, "kernel_kills": 2}'])
+def test_a_lock_that_is_not_ours_says_nothing(run, capsys, text):
+    (run / "toy" / "exit.json").unlink()
+    (run / "toy" / ".lock").write_text(text)
+    toy.main(["--run", str(run.parent)])
+    assert "without a word" not in capsys.readouterr().err
+
+
+def test_a_zarr_that_asks_for_a_pickle(tmp_path, monkeypatch):
+    """Versions of numcodecs before 2026 obey; zarr itself need not be there."""
+    known = {"pickle": Code, "blosc": None}
+    zarr = {"open": lambda path, mode: dict(known), "Array": str}
+    for name, module in {"zarr": zarr, "numcodecs": {}, "numcodecs.registry": {
+            "codec_registry": known}}.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**module))
+    (tmp_path / "a.zarr").mkdir()
+    with opened(tmp_path / "a.zarr") as there:
+        assert [*there] == ["blosc"]
 
 
 def test_a_reference_to_another_object_is_no_parameter(tmp_path):

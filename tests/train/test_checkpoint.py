@@ -180,7 +180,7 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
     for step in range(5):
         metrics.write(step, {"loss": step / 3})
     with metrics.path.open("a") as file:
-        file.write('{"step": 5, "lo')
+        file.write('\0\0{"step": 5}\n{"lo": 1}\n7\n{"step": 5, "lo')  # of a crash of the machine
     metrics.cut(2)
     assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]
 

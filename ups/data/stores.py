@@ -102,7 +102,9 @@ def opened(path):
     try:
         if is_zarr(path):
             import zarr
+            from numcodecs.registry import codec_registry
 
+            codec_registry.pop("pickle", None)  # older versions unpickle where a file asks for it
             item = zarr.open(path, mode="r")
             yield {"u": item} if isinstance(item, zarr.Array) else item
         elif suffix == ".npy":

@@ -24,7 +24,7 @@ def picture(path, draw, *args):
     try:
         path.write_bytes(render(draw, *args))
         print(f"picture: {path}")
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, ValueError) as error:  # a name that is no formula: u$_$
         print(f"no picture: {error}")
 
 

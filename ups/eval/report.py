@@ -109,7 +109,8 @@ def page(about, pictures):
              for name, result in about["tasks"].items()]
     for name, result in about["steady"].get("tasks", {}).items():
         body += [f"<h2>Steady prior: {escape(name)}</h2><p>The numbers of its own test, of "
-                 f"{result['trajectories']} samples.</p>", metric_table(result["forecasts"])]
+                 f"{escape(str(result['trajectories']))} samples.</p>",
+                 metric_table(result["forecasts"])]
         body += [wide(path.read_bytes(), path.name) for path in Path(run, "steady").glob("*.png")]
     lines = [[f"train_{stage}.py", "--config", f"{run}/{stage}/config.json", "--run", "runs/again"]
              for stage in about["config"]]

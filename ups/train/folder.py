@@ -85,15 +85,16 @@ def _killed(folder):
     """The end of a launch that could not write one, now written; empty where none has begun."""
     try:
         begun = json.loads((folder / ".lock").read_text())
-    except ValueError:
+        memory = begun["place"][:2] == place()[:2] and begun["kernel_kills"] < kernel_kills()
+        rows = int(begun["micro_batch"])
+    except (ValueError, TypeError, LookupError):  # empty, or not ours
         return {}
     if not (folder / "config.json").exists():  # a dry run clears its folder
         return {}
-    memory = begun["place"][:2] == place()[:2] and begun["kernel_kills"] < kernel_kills()
     reason = MEMORY if memory else "it was killed, or the machine went down"
     print(f"{folder}: the last launch ended without a word: {reason}.", file=sys.stderr)
     step = max(map(step_of, checkpoints(folder / "checkpoints")), default=0)
     end = {"status": "out_of_memory" if memory else "failed", "step": step, "reason": reason,
-           "micro_batch": begun["micro_batch"]}
+           "micro_batch": rows}
     write_json(folder / "exit.json", end)
     return end

@@ -396,7 +396,8 @@ class Run:
             raise KeyboardInterrupt(reason) from None
         self._end("out_of_memory" if memory or MEMORY in death else "failed", reason, 1)
         if death:  # told now, before a launcher ends us too
-            print(f"error: {death}; run the same command again.", file=sys.stderr)
+            below = "" if self.accelerator.is_main_process else "\n"  # its progress bar
+            print(f"{below}error: {death}; run the same command again.", file=sys.stderr)
             raise PeerFailed(death) from None
 
     def _elapsed(self):

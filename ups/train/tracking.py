@@ -40,9 +40,13 @@ class Metrics:
             print(f"{self.path} was not written ({error}); training goes on.", file=sys.stderr)
 
     def read(self):
-        """All whole lines; a last line that a kill cut short is dropped."""
-        text = self.path.read_text() if self.path.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        """All whole lines; what a kill or a power cut has left of others is dropped."""
+        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        found = []
+        for line in text.split("\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [one for one in found if isinstance(one, dict) and "step" in one]
 
     def cut(self, step):
         """Forget what was written after `step`."""
