@@ -168,6 +168,8 @@ def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
     for old, new, words in (("(waves *", "n * (n / 0 + waves *", "division"),
                             ("np.sin(", "np.nan * (", "is not finite"),
                             ("def solve", "def run", "has no function solve"),
+                            ("phase[:, 0, 0]", "phase[:3, 0, 0]", r"returned p of shape \(3,\)"),
+                            ("return u,", "return None,", r"returned trajectories of shape \(\)"),
                             ("np.arange(5)[:", "np.arange(n)[:", "is there with other")):
         solver.write_text(OWN.replace(old, new).format(torch=torch, draw=draw))
         making._load.cache_clear()
@@ -175,6 +177,11 @@ def test_a_solver_of_ones_own(tmp_path, torch, draw, capsys):
             main([str(word) for word in again[:5]] + [
                 str(tmp_path / ("9" if "other" in words else "new"))])
     assert not list(tmp_path.rglob("new/*"))
+    solver.write_text(OWN.replace("0, 0]", '0, 0], "a": u[:, 0]').format(torch=torch, draw=draw))
+    making._load.cache_clear()
+    main([*map(str, again[:4]), "--out", str(tmp_path / "given"), "--chunk", "8"])
+    (file,), = find((tmp_path / "given",)).values()  # more than a number of each is an input
+    np.testing.assert_array_equal(file.read_inputs(range(9))[:, 0], file.read(range(9))[:, 0])
     solver.write_text(OWN.format(torch=torch, draw=draw))
     making._load.cache_clear()
     refused(["make", solver, "--grid", 16], "has no setting grid; it has chunk, lag, mask, samples")

@@ -95,7 +95,7 @@ def test_facts_are_said_of_published_files_too(published, tmp_path):
 def test_data_that_are_nothing_are_listed(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.csv").write_text("1")
-    with pytest.raises(NoData, match="holds a.csv, sub/, but no file .h5"):
+    with pytest.raises(NoData, match="holds a.csv, sub/: no file .h5"):
         find(tmp_path)
     with pytest.raises(NoData, match="no such file or folder; .* holds a.csv, sub/"):
         find(tmp_path / "b.csv")

@@ -116,6 +116,9 @@ def test_a_file_is_whole_or_absent(tmp_path):
 
     with pytest.raises(RuntimeError):
         write_fields(path, broken())
+    for said, words in (({"boundary": "wall"}, "names 'wall'"), ({"t": [3] * T}, "uneven")):
+        with pytest.raises(UsageError, match=words):  # before the generator goes on
+            write_fields(path, broken(), **said)
     with pytest.raises(UsageError, match="trajectory 1 has shape"):
         write_fields(path, iter([noise(T, 8), noise(T, 6)]))
     assert [one.name for one in tmp_path.iterdir()] == ["mine.h5"] and open_array(path).samples == N

@@ -165,8 +165,8 @@ def _sets(path, names, said_so, axes, said):
                     ) from None
             raise
     if not files:
-        raise NoData(f"--data {path} holds {_listed([path])}, but no file {' '.join(SUFFIXES)} and "
-                     "no folder train, valid, test with such.")
+        raise NoData(f"--data {path} holds {_listed([path])}: no file {' '.join(SUFFIXES)} and no "
+                     "folder train, valid, test with such.")
     return {files[0].facts.name: files}
 
 

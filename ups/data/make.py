@@ -170,15 +170,20 @@ def _solve_bundled(job, params, device, chunk):
 
 
 def _solve_own(source, job, settings, device, chunk):
-    """The trajectories of a chunk and {name: (n,)} of their parameters."""
+    """The trajectories of a chunk, and their parameters and inputs {name: (n, ..)}."""
     generator, many = _generator(job["seed"], chunk, device), job["chunk"]
     u = _load(source)["solve"](generator, many, **settings)  # whole, however few are taken
-    u, params = u if isinstance(u, tuple) else (u, {})
-    if len(u) != many:
-        raise UsageError(f"{source}: solve(generator, {many}) returned {len(u)} trajectories.")
-    few = min(many, job["samples"] - chunk * many)
-    return _numpy(u)[:few], {name: np.broadcast_to(_numpy(value), many)[:few]
-                             for name, value in params.items()}
+    u, more = u if isinstance(u, tuple) else (u, {})
+    few, out = min(many, job["samples"] - chunk * many), {}
+    for name, value in {"": u, **more}.items():
+        value = _numpy(value)
+        value = np.full(many, value) if name and not value.ndim else value
+        if value.shape[:1] != (many,):
+            raise UsageError(f"{source}: solve(generator, {many}) returned "
+                             f"{name or 'trajectories'} of shape {value.shape}, where ({many}, ..) "
+                             "is expected.")
+        out[name] = value[:few]
+    return out.pop(""), out
 
 
 @cache

@@ -18,7 +18,8 @@ import numpy as np
 
 from ups.config import UsageError
 from ups.data.arrays import open_array
-from ups.data.facts import READ, attributes, beside, understand, words
+from ups.data.facts import READ, Facts, attributes, beside, check_facts, understand, words
+from ups.data.file import even_times
 from ups.data.find import find
 from ups.data.well import SPLITS
 from ups.files import flush, lock
@@ -61,6 +62,10 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
             raise UsageError(f"{path}: {axis} has {np.size(points[axis])} coordinates for {n} "
                              + ("frames; all trajectories share their times." if axis == "t" else
                                 "points; leave out a last one that repeats the first."))
+    early = {"name": path.stem, "boundary": ("",) * len(grid), "domain": ((0, 1),) * len(grid),
+             "dt": 1.0} | facts | {"axes": space, "grid": (*grid,), "frames": frames}
+    check_facts(Facts(**early), path)  # before hours of a generator, not after them
+    even_times(np.asarray(points["t"]), path)
     with new_file(path, open_array) as f:
         numbers = f.create_dataset("sample", (0,), "i4", maxshape=(None,), chunks=(1024,))
         scales = {"sample": numbers} | {
