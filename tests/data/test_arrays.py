@@ -140,7 +140,7 @@ def test_axes_that_are_as_long_are_asked_about(tmp_path, shape, where):
     np.savez(tmp_path / "a.npz", u=noise(6, 6, 6), a=noise(*shape))
     with pytest.raises(UsageError, match=rf"a \(6.*\) may lie over {where}, which are as long"):
         open_array(tmp_path / "a.npz", AS_STORED)
-    np.savez(tmp_path / "a.npz", u=noise(6, 5, 6), a=noise(6))
+    np.savez(tmp_path / "a.npz", u=noise(6, 5, 6), a=noise(6), x=CENTRES)  # which says its axis
     assert open_array(tmp_path / "a.npz", AS_STORED, {"params": "a"}).facts.params == ("a",)
     file = open_array(tmp_path / "a.npz", AS_STORED, {"inputs": "a"})
     np.testing.assert_array_equal(file.read_inputs([0, 1]), [noise(6)[None, None]] * 2)

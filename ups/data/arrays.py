@@ -106,7 +106,8 @@ def _sort(path, f, variables, main, sizes, params, facts):
         size = math.prod(one.shape)
         if not one.axes and one.shape in ((1, size), (size, 1)) and one.shape != main.shape:
             one = replace(one, shape=(size,))  # a vector of MATLAB
-        one = replace(one, axes=one.axes or _guess(path, one, main, sizes, facts))
+        if not axis:  # coordinates go by their name
+            one = replace(one, axes=one.axes or _guess(path, one, main, sizes, facts))
         if axis in sizes:
             points[axis] = np.reshape(f[one.name], one.shape)
         elif axis:  # names of the channels, which are facts
