@@ -2,7 +2,7 @@
 
     python -m benchmarks.rollout --task swe2d diffreact2d ns2d --seconds 40     # a GPU, 8 minutes
     python -m benchmarks.rollout --task ns2d --data "--grid 256 --nu 1e-3 --samples 100 --frames 21"
-    python -m benchmarks.rollout --task burgers1d --run runs/burgers1d          # CPU: a trained run
+    python -m benchmarks.rollout --task burgers1d --run runs/burgers1d --compile  # CPU: a run
 
 Makes the data, trains an operator with `--strides` for some seconds of steps, lets it choose plans
 and precision on the validation split, and times the way from the first frame to the last one:
@@ -50,6 +50,7 @@ class Config:
     flags: str = "--size s --batch_size 64 --ema 0.999 --noise_end 8e-4"  # other flags
     run: str = ""                # measure this run, and train none
     unet_seconds: float = 20.0   # of training steps of each U-Net; 0: none
+    compile: bool = False        # the operator on a CPU too; needs a C++ compiler
     precision: str = ""          # float32, tf32, bfloat16; empty: as validation chose
     preset: str = ""             # of the data; empty: medium on a GPU, small on a CPU
     data: str = ""               # flags of `python -m ups.data make` in place of the benchmark's
@@ -171,7 +172,8 @@ def main(argv=None):
             data = made(cfg, task, out)
             train(cfg, task, data, out)
             torch.compiler.reset()  # each model would count as one more recompilation
-        sim = Simulator.load(cfg.run or out / "run", compile=cuda, precision=cfg.precision or None)
+        sim = Simulator.load(cfg.run or out / "run", compile=cuda or cfg.compile,
+                             precision=cfg.precision or None)
         fields = open_fields(task, data) if not cfg.run else next(
             one.fields for one in open_tasks(Accelerator(), sim.operator.settings)
             if one.name == task)
@@ -196,6 +198,7 @@ def main(argv=None):
             if name.startswith("operator") and rate > solver and not cfg.run:
                 count = (len(fields) / solver + cfg.seconds) / (1 / solver - 1 / rate)
                 print(f"{name}: pays after {count:,.0f} trajectories")
+        Path(cfg.out).mkdir(parents=True, exist_ok=True)
         picture(Path(cfg.out) / f"{task}.png", draw_costs, f"{task}, the last frame",
                 {name: (1 / rate, error) for name, (rate, _, error) in rows.items()})
     print(f"\n{NRMSE}.")
