@@ -52,6 +52,13 @@ def test_every_fact_reads_back(tmp_path):
     np.testing.assert_array_equal(again.params, file.params)
 
 
+def test_a_number_said_beside_the_file_is_one_more_parameter(tmp_path):
+    path = write_fields(tmp_path / "mine.h5", noise(N, T, 8), params={"nu": 0.5})
+    path.with_suffix(".yaml").write_text("mu: -3\n")
+    file = open_array(path, said={"k": 2})
+    assert (file.facts.params, file.params[0].tolist()) == (("nu", "mu", "k"), [0.5, -3, 2])
+
+
 def test_trajectories_one_after_another(tmp_path):
     u, a = noise(N, T, 2, *GRID), noise(N, *GRID, seed=1)
     rows = ((u[i], {"a": a[i], "nu": i - 1.0}) for i in range(N))

@@ -39,6 +39,8 @@ def open_array(path, axes="", said=None):
         facts, params = understand(stored, path)
         for where, more in ((path.with_suffix(".yaml"), yaml), ("--facts", said)):
             more, numbers = understand(more, where, strict=True)
+            if "params" in facts:  # names of those in the file
+                facts["params"] = tuple(dict.fromkeys((*facts["params"], *numbers)))
             facts, params = facts | more, params | numbers
         words = axes.replace(",", " ").split() or facts.get("axes", ())
         words = tuple(SHORT.get(word.lower(), word) for word in words)
