@@ -286,6 +286,19 @@ def test_many_rows_go_through_in_batches(sim, tmp_path, monkeypatch, kind):
     assert not list(tmp_path.rglob("*.partial"))
 
 
+def test_a_compiled_model_sees_batches_of_one_size(sim, monkeypatch):
+    """Each other size would be compiled anew."""
+    predict, sizes = sim._predict, []
+    u0, ask = torch.rand(7, 1, 32), dict(steps=2, params={"nu": 0.1}, task="burgers1d")
+    whole = sim.rollout(u0, **ask)
+    monkeypatch.setattr("ups.simulator.TOKENS", {"cpu": 3 * 8})
+    monkeypatch.setattr(sim, "compiled", True)
+    monkeypatch.setattr(sim, "_predict",
+                        lambda *key: sizes.append(len(key[4])) or predict(*key))
+    torch.testing.assert_close(sim.rollout(u0, **ask), whole, rtol=0, atol=1e-5)
+    assert sizes == [3, 3, 3]
+
+
 def test_a_batch_that_does_not_fit_is_halved(sim, start, monkeypatch):
     predict, sizes = sim._predict, []
 

@@ -66,7 +66,7 @@ class Simulator:
                            for name in self.tasks}
         self.models = {name: lowered(self.operator.model, name)
                        for name in {"float32", *self.precisions.values()}}
-        self.graphs, self.static = None, {}
+        self.compiled, self.graphs, self.static = compile, None, {}
         if compile:
             for one in self.models.values():
                 one.compile(dynamic=False)
@@ -158,12 +158,14 @@ class Simulator:
         return torch.stack([frames[lead] for lead in leads], 2 if noise else 1)
 
     def _replay(self, key, part):
-        """`_predict`, with `compile` as a CUDA graph of batches of `size` rows."""
-        if self.graphs is None:
+        """`_predict`, with `compile` of batches of `size` rows alone, on CUDA as a graph."""
+        if not self.compiled:
             return self._predict(*key[:4], *part)
         rows, size = len(part[0]), key[4]
         fill = torch.arange(size, device=self.device).clamp(max=rows - 1)  # the last batch
         part = [x if x is None else x[fill] for x in part]
+        if self.graphs is None:
+            return self._predict(*key[:4], *part)[:rows]
         key += (part[2] is not None and part[2].shape,)
         for x, static in zip(part, self.static.setdefault(key, part), strict=True):
             if x is not None:
