@@ -58,6 +58,9 @@ def write_bytes(path, data):
         flush(partial)
         partial.replace(path)
         flush(partial.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         partial.unlink(missing_ok=True)  # the disk is full
 

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import toy
 from watching import ending, saved
 
-from ups.config import Stopped, UsageError
+from ups.config import RunError, Stopped, UsageError
 from ups.train import run
 
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
@@ -67,6 +68,21 @@ def test_a_second_control_c_says_what_is_lost(tmp_path, monkeypatch, first, seco
         train(tmp_path, monkeypatch, [first, second])
     assert ending(tmp_path / "micro0")["reason"] == text
     assert saved(tmp_path / "micro0") == [3]
+
+
+def test_a_folder_that_is_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch):
+    """Without its codec and its configuration nobody could use what is left."""
+    steps = iter(range(1, 9))
+
+    def loss(model, batch, real=toy.loss):
+        if next(steps) == 5:
+            shutil.rmtree(tmp_path / "micro0")
+        return real(model, batch)
+
+    monkeypatch.setattr(toy, "loss", loss)
+    with pytest.raises(RunError, match="micro0/toy was removed while it trained; run the same"):
+        toy.main(["--run", str(tmp_path)])
+    assert not (tmp_path / "micro0").exists()
 
 
 @pytest.mark.parametrize("kills, status, rows", [(0, "failed", 0), (1, "out_of_memory", 6)])

@@ -1,6 +1,7 @@
 """Damage of every kind is found, the checkpoint before it is taken, nothing foreign is resumed."""
 
 import json
+import resource
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from ups.config import RunError, UsageError
+from ups.files import write_json
 from ups.train.checkpoint import (
     checkpoints,
     damage,
@@ -183,6 +185,17 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
         file.write('\0\0{"step": 5}\n{"lo": 1}\n7\n{"step": 5, "lo')  # of a crash of the machine
     metrics.cut(2)
     assert metrics.read() == [{"step": step, "loss": step / 3} for step in range(3)]
+
+
+def test_a_disk_that_is_full_says_where(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large: '.*/test.json'"):
+            write_json(tmp_path / "test.json", "x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_weights_of_another_version_are_refused_in_one_sentence():

@@ -296,6 +296,9 @@ class Run:
 
     def _write(self, tensors):
         self._check_finite(sum(float(t.sum()) for t in tensors.values()), "sum of all weights")
+        if os.fstat(self.lock.fileno()).st_nlink == 0:
+            raise RunError(f"{self.folder} was removed while it trained; run the same command "
+                           "again to begin anew.")
         ema, splits = self.parts["ema"], self.backward.splits
         state = {"step": self.step, "lineage": self.built_on, "config": flat(self.cfg),
                  "optimizer": self.parts["optimizer"].state_dict()["param_groups"],
