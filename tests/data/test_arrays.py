@@ -331,8 +331,8 @@ def test_xarray_reads_what_is_written(tmp_path):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("netCDF4")
     u = noise(N, T, X, Y)
-    theirs = xarray.open_dataset(write_fields(tmp_path / "mine.h5", u, axes="x y", dt=0.5),
-                                 engine="netcdf4")
+    theirs = xarray.open_dataset(write_fields(tmp_path / "mine.h5", u, axes="x y", dt=0.5,
+                                              domain="0 1 0 2"), engine="netcdf4")
     assert theirs["u"].dims == ("sample", "t", "x", "y")
     np.testing.assert_array_equal(theirs["u"].values, u)
     np.testing.assert_array_equal(theirs["t"].values, np.arange(T) * 0.5)

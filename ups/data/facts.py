@@ -158,7 +158,7 @@ def understand(values, where, strict=False):
 
 def attributes(facts):
     """The inverse, for a file: {key: text, number or array} of facts that are said."""
-    say = {"domain": np.array,
+    say = {"domain": np.ravel,  # netCDF-4 opens no attribute of two axes
            "mirrors": lambda value: "; ".join(f"{axis}: {' '.join(odd)}" for axis, odd in value)}
     said = {key: value for key, value in facts.items()
             if value is not None and not (key == "boundary" and "" in value)}
