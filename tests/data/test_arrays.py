@@ -68,6 +68,16 @@ def test_axes_by_attribute_or_label(tmp_path, dims):
     assert file.facts.dt == pytest.approx(0.1) and file.warnings == ()
 
 
+def test_coordinates_of_axes_that_are_called_anew(tmp_path):
+    u = noise(N, T, X)
+    path = hdf5(tmp_path / "mine.nc", {"u": ("run step lat", u)}, {
+        "run": np.arange(N), "step": np.arange(T) * 0.5, "lat": CENTRES})
+    file = open_array(path, AS_STORED)
+    assert file.facts.params == file.facts.inputs == file.warnings == ()
+    assert file.facts.dt == 0.5 and file.facts.domain == ((0.0, 2.0),)
+    np.testing.assert_array_equal(file.read(range(N))[:, :, 0], u)
+
+
 def test_a_channel_may_be_called_as_a_coordinate(tmp_path):
     t, u = noise(N, T, X), noise(N, T, X, seed=1)
     path = hdf5(tmp_path / "mine.nc", {"t": ("sample time x", t), "u": ("sample time x", u)},

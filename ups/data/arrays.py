@@ -49,12 +49,17 @@ def open_array(path, axes="", said=None):
                              "or x.")
         if not axes and not {*words} & {"sample", "time", "channel"}:
             words = ()  # of space alone: that is a fact, and no layout
+        renamed = {}  # stored names of axes
         if words:  # what is said wins
+            if like := [one for one in variables if len(one.axes) == len(words)]:
+                like = max(like, key=lambda one: math.prod(one.shape))
+                renamed = dict(zip(like.axes, words, strict=True))
             variables = [replace(one, axes=()) for one in variables]
         main = _main(path, f, variables, words, facts)
         sizes = dict(zip(main.axes, main.shape, strict=True))
         sizes.pop("channel", None)
-        fields, points, warnings = _sort(path, f, variables, main, sizes, params, facts)
+        fields, points, warnings = _sort(path, f, variables, main, sizes, params, facts,
+                                         renamed)
         channels, inputs = _channels(path, fields, sizes, facts, warnings)
         if missing := [name for name in facts.get("params", ()) if name not in params]:
             raise UsageError(f"{path}: there is no parameter {missing[0]}; there are "
@@ -96,11 +101,11 @@ def _main(path, f, variables, words, facts):
     return main
 
 
-def _sort(path, f, variables, main, sizes, params, facts):
+def _sort(path, f, variables, main, sizes, params, facts, renamed):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
     fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
     named = {f"{name}{end}": axis for axis in (*sizes, "channel") for end in ("", "-coordinate")
-             for name in (axis, *(word for word, role in ROLES.items() if role == axis))}
+             for name in (axis, *(word for word, role in ROLES.items() if role == axis))} | renamed
     for one in variables:
         why, axis = "", named.get(one.name)
         if len(one.shape) > 2 or {*one.axes} & space - {axis}:  # a field `t`
