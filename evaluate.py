@@ -139,7 +139,7 @@ def main(argv=None):
         "config": {stage: read_json(run / stage / "config.json") for stage in made},
         "made_with": made_with(accelerator)}
     folder = "evaluation" + "_pdebench" * (cfg.protocol == "pdebench")
-    folder += "_partial" * (cfg.trajectories > 0)  # no whole test split
+    folder += "_partial" * (cfg.trajectories > 0 or len(tasks) < len(names))  # no whole test split
     folder += "_other_data" * any(task.fields.all_test for task in tasks)
     on_main(accelerator, write_report, run / folder, about,
             {name: pictures for name, (_, pictures) in results.items()})

@@ -164,6 +164,16 @@ def test_pdebench_starts_from_the_tenth_frame_and_it_says_when_the_operator_pays
         "never pays: the operator takes 0.7 s a trajectory, the solver 0.5 s")
 
 
+def test_one_of_two_data_sets_leaves_the_report_of_both(base, monkeypatch):
+    written, every = [], evaluate.open_data
+    monkeypatch.setattr(evaluate, "evaluate", lambda *args: ({}, {}))
+    monkeypatch.setattr(evaluate, "write_report", lambda folder, *args: written.append(folder.name))
+    for count in (1, 2):
+        monkeypatch.setattr(evaluate, "open_data", lambda *args, n=count: every(*args)[:n])
+        evaluate.main(["--run", str(base / "run")])
+    assert written == ["evaluation_partial", "evaluation"]
+
+
 def other_weights(folder):
     """Replace an exported model by one of the same sizes, sound in itself."""
     config, tensors = load_model(folder)
