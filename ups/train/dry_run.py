@@ -59,11 +59,12 @@ def step_seconds(times, tasks):
 def measure(run, steps):
     """Take the last steps of a run; return the seconds of one, and of validation and checkpoint."""
     run.step = run.sampler.start = max(0, run.cfg.steps - length(run))
-    times = []
+    times, run.trial = [], True
     for batch in steps:
         times.append(now())
         yield batch
     times.append(now())
+    run.trial = False
     seconds = step_seconds(times, len(run.sampler.sizes))
     return seconds, times[-1] - times[-2] - seconds
 

@@ -94,6 +94,7 @@ class Run:
         self.seconds = 0.0           # that earlier launches took for them
         self.stop_requested = False  # on this rank, by a signal
         self.stopping = False        # on every rank, agreed in `Backward`
+        self.trial = False           # the last steps are taken to time them: ups/train/dry_run.py
         self.started, self.handlers = False, {}
         self.last_saved = self.lock = self.wandb = self.sampler = self.task = self.backward = None
         self.metrics = Metrics(self.folder / "metrics.jsonl")
@@ -260,7 +261,7 @@ class Run:
                 values["train/oom_splits"] = self.backward.splits
         if not self.accelerator.is_main_process:
             return
-        if loss is None:
+        if loss is None and not self.trial:
             shown = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
             self.bar.write(f"step {self.step}: {shown}")
         self.metrics.write(self.step, values)
