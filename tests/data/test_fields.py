@@ -59,6 +59,8 @@ def test_recognition_is_exact_or_asks(tmp_path, monkeypatch):
             find(data)
     with pytest.raises(NoData, match="no data set burgers1d in"):
         open_data(SimpleNamespace(data=(), tasks=(), axes="", facts=""), make=False)
+    with pytest.raises(NoData, match=f"make advection1d --out {path.parent}$"):  # not into a file
+        find(path, tasks=("advection1d",))
     (name, (file,)), = find(path, axes="sample time x").items()
     assert (name, file.facts.params, file.facts.conserved) == ("allen_cahn", ("Nu", "nu"), ())
     np.testing.assert_array_equal(file.read(range(20)), u)

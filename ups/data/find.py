@@ -193,7 +193,8 @@ def _chosen(files, name, wanted, paths):
     if name in SOLVERS:
         flags = "".join(f"--{key} {' '.join(map('{:g}'.format, values))} "
                         for key, values in wanted.items())
-        cure = f"make one: python -m ups.data make {name} {flags}--out {shlex.quote(str(paths[0]))}"
+        folder = paths[0].parent if paths[0].is_file() else paths[0]
+        cure = f"make one: python -m ups.data make {name} {flags}--out {shlex.quote(str(folder))}"
     elif name in TASKS:
         cure = "download it from PDEBench, https://doi.org/10.18419/darus-2986."
     if not files:
