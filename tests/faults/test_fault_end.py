@@ -50,6 +50,20 @@ def test_the_same_request_twice(tmp_path, monkeypatch, number):
     assert saved(tmp_path / "micro0") == [5, 3]
 
 
+def test_a_request_in_the_last_validation_or_save(tmp_path, monkeypatch):
+    def save(self, real=run.Run.save):
+        real(self)
+        if self.step == self.cfg.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="by a signal at step 8; run"):
+        patch.setattr(run.Run, "save", save)
+        toy.main(["--run", str(tmp_path)])
+    assert ending(tmp_path / "micro0")["status"] == "stopped"
+    toy.main(["--run", str(tmp_path)])
+    assert ending(tmp_path / "micro0")["status"] == "done"
+
+
 @pytest.mark.parametrize("first, second", [(signal.SIGTERM, signal.SIGINT),
                                            (signal.SIGINT, signal.SIGTERM)])  # by a launcher
 def test_a_second_control_c_says_what_is_lost(tmp_path, monkeypatch, first, second):

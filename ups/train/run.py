@@ -36,7 +36,15 @@ from ups.files import write_json
 from ups.memory import require_memory
 from ups.train import checkpoint, dry_run, folder
 from ups.train.checkpoint import export_model, write_checkpoint
-from ups.train.ranks import ALARM, MEMORY, Agreement, PeerFailed, make_accelerator, on_main
+from ups.train.ranks import (
+    ALARM,
+    MEMORY,
+    Agreement,
+    PeerFailed,
+    everyone,
+    make_accelerator,
+    on_main,
+)
 from ups.train.step import CudaGraphed, check_step, is_out_of_memory, random_state
 from ups.train.tracking import Metrics, WandB
 
@@ -220,6 +228,8 @@ class Run:
             rows = cfg.batch_size // self.accelerator.num_processes
             folder.begin(self.folder, flat(cfg), self.backward.micro_batch or rows)
         yield from self._steps(loader)
+        if any(everyone(self.accelerator, self.stop_requested)):  # in the last validation or save
+            self._stop()
         self._release_signals()
 
     def _steps(self, loader):
@@ -235,13 +245,15 @@ class Run:
                 if first:
                     check_step(self, before)
                 self.bar.update()
-                if not self.stopping:
-                    continue
-                if self.last_saved == self.step:
-                    raise Stopped(f"stopped by a signal at step {self.step}; run the same command "
-                                  "again to go on.")
-                raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint could "
-                               f"not be written ({self._saved()}).")
+                if self.stopping:
+                    self._stop()
+
+    def _stop(self):
+        if self.last_saved == self.step:
+            raise Stopped(f"stopped by a signal at step {self.step}; run the same command again to "
+                          "go on.")
+        raise RunError(f"stopped by a signal at step {self.step}, but its checkpoint could not be "
+                       f"written ({self._saved()}).")
 
     def every(self, steps):
         """True at each multiple of `steps` and at the last step."""
