@@ -304,6 +304,12 @@ def test_files_that_are_nothing_of_the_kind(tmp_path, name, words, monkeypatch):
         open_array(path, AS_STORED)
 
 
+def test_a_file_that_is_open_already(tmp_path):
+    path = write_fields(tmp_path / "mine.h5", noise(N, T, X, Y), axes="x y")
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(open_array(path).read(range(N))[:, :, 0], file["u"])
+
+
 @pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf", "zarr"])
 def test_xarray_reads_the_same(tmp_path, engine):
     xarray = pytest.importorskip("xarray")

@@ -75,7 +75,12 @@ class Variable:
 
 class _HDF5(h5py.File):
     def __init__(self, path):
-        super().__init__(path, locking=False)  # some file systems have none; nothing is written
+        try:
+            super().__init__(path, locking=False)  # some file systems have no locks
+        except OSError as error:
+            if "locking flag" not in str(error):
+                raise
+            super().__init__(path)  # as this process has opened it elsewhere
 
     def __getitem__(self, name):
         item, folder = super().__getitem__(name), Path(self.filename).resolve().parent
