@@ -25,7 +25,8 @@ if launched and sys.platform == "linux":  # do not outlive the launcher, not eve
 
     PR_SET_PDEATHSIG = 1  # from linux/prctl.h
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:  # it has gone already, or is itself the first process of a container
+    # It has gone already, or is itself the first process of a container.
+    if "TORCHELASTIC_RUN_ID" in launched and os.getppid() == 1:
         with open("/proc/1/cmdline") as file:
             if "python" not in file.read():
                 sys.exit("error: the launcher has gone; run the same command again.")

@@ -140,6 +140,8 @@ def test_a_process_ends_with_its_launcher_even_before_torch_is_there():
 @pytest.mark.skipif("python" in Path("/proc/1/cmdline").read_text(), reason="it may be a launcher")
 def test_a_process_whose_launcher_has_gone_does_not_begin():
     orphan = "import os; os.getppid = lambda: 1; import ups"
-    done = subprocess.run([sys.executable, "-c", orphan], env=LAUNCHED, capture_output=True)
-    assert (done.returncode, done.stderr) == (
+    alone, rank = (subprocess.run([sys.executable, "-c", orphan], env=env, capture_output=True)
+                   for env in (LAUNCHED, LAUNCHED | {"TORCHELASTIC_RUN_ID": "none"}))
+    assert alone.returncode == 0  # it waits for nobody
+    assert (rank.returncode, rank.stderr) == (
         1, b"error: the launcher has gone; run the same command again.\n")
