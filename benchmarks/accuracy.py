@@ -2,14 +2,15 @@
 
     python -m benchmarks.accuracy                                   # five tasks, one recipe
     python -m benchmarks.accuracy --task ns2d --models "operator --size l" "fno --model.width 96"
-    python -m benchmarks.accuracy --split val --steps 4000 --parallel 6 --models \\
+    python -m benchmarks.accuracy --split val --seconds 40 --parallel 12 --models \\
         "operator --size m" "operator --size m --lr 4e-3"           # a sweep of settings
 
 A model is a name and, in quotes, flags that change it: of `train_operator.py` for the operator, of
 `FNORecipe` and `UNetRecipe` for the baselines, whose settings differ from task to task
 (benchmarks/baselines.py). --seed 1 is another experiment: other data and other weights. Each model
 trains in a process of its own, for as many steps as fit the seconds; compilation and validation are
-not counted. Several at a time share the card: give them --steps.
+not counted. With --parallel trainings share the card; while one times its steps, the others stand
+still, so that each has as many steps as a card of its own would give it.
 
 A result is stored in --out under the hash of its configuration and never computed twice. The code
 is no part of the hash: give another --out where the code has changed. The best average by

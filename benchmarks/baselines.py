@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from benchmarks.bench import MOMENTS, VAL, WARMUP, steps_within, trial_steps
+from benchmarks.bench import MOMENTS, VAL, WARMUP, alone, steps_within, trial_steps
 from benchmarks.networks import FNO, FNOConfig, UNet, UNetConfig
 from ups.cache.windows import starts_of
 from ups.config import parse
@@ -194,11 +194,14 @@ def train_baseline(cell):
 
     # compile, capture and time the steps; then as if nothing had happened
     start, step = [p.detach().clone() for p in params], CudaGraphed(step, cuda)
-    for count in trial_steps(cuda):
+    few, timed = trial_steps(cuda)
+    for _ in range(few):
+        step()
+    with alone():
         begin = now()
-        for _ in range(count):
+        for _ in range(timed):
             step()
-        step_s = (now() - begin) / count
+        step_s = (now() - begin) / timed
     with torch.no_grad():
         torch._foreach_copy_(params, start)
         torch._foreach_copy_(ema.shadow, start)

@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
 import shlex
+import subprocess
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -203,6 +207,24 @@ def test_the_speed_of_a_script_is_that_of_its_last_steps(monkeypatch):
     script = SimpleNamespace(Run=Run)
     script.main = lambda words: list(script.Run().progress(range(1, 11)))
     assert bench.speed(script, [], steps=8) == 4.0 and script.Run is Run
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_whatever_else_a_benchmark_started_stands_still_while_steps_are_timed(monkeypatch):
+    monkeypatch.setenv(bench.MARK, "a test")
+    marked, other = (subprocess.Popen(["sleep", "60"], env=os.environ | {bench.MARK: mark})
+                     for mark in ("a test", "another"))
+
+    def states():
+        time.sleep(0.05)
+        return [Path(f"/proc/{one.pid}/stat").read_text().split()[2] for one in (marked, other)]
+
+    try:
+        with bench.alone():
+            assert states() == ["T", "S"]
+        assert states() == ["S", "S"]
+    finally:
+        marked.kill(), other.kill()
 
 
 def test_a_sweep_trains_several_at_a_time_and_a_failure_is_seen(tmp_path, monkeypatch, capsys):
