@@ -96,7 +96,9 @@ def write_data(scenario, data):
     if (data / "about.json").exists():
         return
     data.mkdir(parents=True, exist_ok=True)
-    write_fields(data / "data.h5", np.asarray(scenario.get_train_data()), boundary="periodic", dt=1)
+    axes = ("x", "y", "z")[:scenario.num_spatial_dims]
+    write_fields(data / "data.h5", np.asarray(scenario.get_train_data()), axes=axes,
+                 boundary=["periodic"] * len(axes), dt=1)
     np.save(data / "u0.npy", np.asarray(scenario.get_test_ic_set()))
     write_json(data / "about.json", {"steps": scenario.test_temporal_horizon})
 

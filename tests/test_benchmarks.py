@@ -345,6 +345,16 @@ def test_the_score_is_a_geometric_mean_and_overflow_is_infinite():
         assert apebench.score({"nrmse": wrong}) == math.inf
 
 
+def test_a_scenario_of_any_number_of_axes_becomes_a_file(tmp_path):
+    for axes in (1, 2, 3):
+        u = torch.rand(2, 3, 1, *[8] * axes)
+        apebench.write_data(SimpleNamespace(
+            num_spatial_dims=axes, test_temporal_horizon=4, get_train_data=lambda u=u: u,
+            get_test_ic_set=lambda u=u: u[:, 0]), tmp_path / str(axes))
+        facts = open_fields("data", tmp_path / str(axes) / "data.h5").facts
+        assert facts.boundary == ("periodic",) * axes and facts.frames == 3
+
+
 def test_the_products_of_a_large_step_are_counted():
     """Rows times those of one; an MLP has 2 * 3 * 2 * 2 dim^2 operations for each token."""
     tokens, sizes, how = (1, 64, 64), {"dim": 64, "depth": 2, "modes": 2}, "bf16 recompute"
