@@ -347,7 +347,7 @@ def test_the_score_is_a_geometric_mean_and_overflow_is_infinite():
 
 def test_a_scenario_of_any_number_of_axes_becomes_a_file(tmp_path):
     for axes in (1, 2, 3):
-        u = torch.rand(2, 3, 1, *[8] * axes)
+        u = torch.rand(4, 3, 1, *[8] * axes)
         apebench.write_data(SimpleNamespace(
             num_spatial_dims=axes, test_temporal_horizon=4, get_train_data=lambda u=u: u,
             get_test_ic_set=lambda u=u: u[:, 0]), tmp_path / str(axes))
