@@ -9,12 +9,14 @@ import pytest
 import torch
 from factual import facts
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from ups.eval.plots import (
     draw_costs,
     draw_ensemble,
     draw_rollouts,
+    film,
     panels,
     picture,
     render,
@@ -77,6 +79,20 @@ def test_costs_that_are_alike_have_ticks_apart_and_a_single_step_takes_one_row()
         assert figure.get_size_inches()[1] == pytest.approx(height)
 
 
-def test_a_name_that_is_no_formula_costs_the_picture_alone(tmp_path, capsys):
-    picture(tmp_path / "a.png", lambda figure: figure.suptitle(r"$\no$ formula"))
-    assert "no picture: " in capsys.readouterr().out and not (tmp_path / "a.png").exists()
+@pytest.mark.parametrize("grid", [(8,), (8, 6)])
+def test_a_name_is_no_formula(tmp_path, capsys, grid):
+    spec, u = facts("a$b$", grid, (r"$\no$",), 3), np.random.default_rng(0).random((3, 3, *grid))
+    spec = replace(spec, axes=(r"$\no$", "y")[:len(grid)])
+    errors, found = dict.fromkeys(("operator", "persistence"), np.full((3, 2), 0.1)), []
+
+    def draw(figure):
+        draw_rollouts(figure, spec, {"truth": u, "operator": u}, errors)
+        found.append(figure)
+
+    picture(tmp_path / "a.png", draw)
+    assert "picture: " in capsys.readouterr().out and (tmp_path / "a.png").exists()
+    formulas = {text.get_text() for text in found[0].findobj(Text) if "$" in text.get_text()
+                and text.get_parse_math()}
+    assert formulas and all("mathdefault" in text for text in formulas)  # ticks of the error
+    if len(grid) == 2:
+        assert film(spec, {"truth": u, "operator": u}, np.ones(3))

@@ -24,7 +24,7 @@ def picture(path, draw, *args):
     try:
         path.write_bytes(render(draw, *args))
         print(f"picture: {path}")
-    except (ImportError, OSError, ValueError) as error:  # a name that is no formula: u$_$
+    except (ImportError, OSError, ValueError) as error:  # it must not cost the run
         print(f"no picture: {error}")
 
 
@@ -34,8 +34,15 @@ def render(draw, *args, kind="png"):
 
     figure, file = Figure(layout="constrained"), io.BytesIO()
     draw(figure, *args)
+    no_formulas(figure)
     figure.savefig(file, format=kind, dpi=110, bbox_inches="tight")
     return file.getvalue()
+
+
+def no_formulas(figure):
+    """Names are words: `$` is a dollar. Ticks, which have no text before they are drawn, may be."""
+    for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
+        text.set_parse_math(not text.get_text())
 
 
 # parts
@@ -225,6 +232,7 @@ def film(facts, fields, scores):
     figure, frames, file = Figure(dpi=90, layout="constrained"), [], io.BytesIO()
     canvas, title = FigureCanvasAgg(figure), figure.suptitle(" ", fontsize=10)
     images = panels(figure, facts, _rows(fields)[:3], _named(scores), apart=True, frame=0)
+    no_formulas(figure)
     canvas.draw()
     still = canvas.copy_from_bbox(figure.bbox)  # what does not move is drawn once
     for k in np.unique(np.linspace(0, facts.frames - 1, FILM).round().astype(int)):
