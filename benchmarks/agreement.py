@@ -2,9 +2,9 @@
 
     accelerate launch --config_file 2gpu.yaml --num_processes 8 -m benchmarks.agreement
 
-First milliseconds of communication, in turns: the all-reduce of the gradients alone, that in which
-the ranks also say how their step went (`ups.train.ranks.Agreement`), and that after a barrier and a
-reduction on the CPU. Then those of a step of a small operator, with agreement and without.
+Milliseconds, in turns: first of the all-reduce of the gradients alone and of that in which the
+ranks also say how their step went (`ups.train.ranks.Agreement`), then of a step of a small operator
+with the one and the other.
 """
 
 import dataclasses
@@ -89,21 +89,16 @@ def main(argv=None):
     cfg, accelerator = parse(Config, argv, __doc__), make_accelerator()
     if accelerator.num_processes == 1:
         raise UsageError("one process agrees with itself; give --config_file 2gpu.yaml.")
-    agree, side = Agreement(accelerator, 600), dist.new_group(backend="gloo")
+    agree = Agreement(accelerator, 600)
     step, buffer = trainer(cfg, accelerator, agree)
 
     def ride():
         agree.read()
         agree.share(buffer, 0)
 
-    def beside():
-        dist.monitored_barrier(side, wait_all_ranks=True)
-        dist.all_reduce(torch.zeros(4, dtype=torch.int64), op=dist.ReduceOp.MAX, group=side)
-        dist.all_reduce(buffer)
-
     table(f"{accelerator.num_processes} ranks, {len(buffer)} numbers, {device_name()}, "
-          f"torch {torch.__version__}", {"all-reduce alone": lambda: dist.all_reduce(buffer),
-                                         "agreement in it": ride, "agreement beside it": beside},
+          f"torch {torch.__version__}",
+          {"all-reduce alone": lambda: dist.all_reduce(buffer), "agreement in it": ride},
           cfg.steps, 1)
     agree.read()
     for _ in range(8):  # compile, warm up, capture

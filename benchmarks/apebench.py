@@ -11,9 +11,7 @@ test. The package judges every model on 30 other initial states. The number is t
 its mean nRMSE over steps 1 to 100, twice as long as the trajectories of the training. A model may
 have flags: "operator --model.dim 16 --model.depth 4".
 
-Results lie in --out under a hash and are never computed twice. Where a GPU has no JAX: `--models
-data` writes the data here, `--models operator` trains there, on a copy of --out, and the same
-command here judges the roll-outs.
+Results lie in --out under a hash and are never computed twice.
 """
 
 import dataclasses
@@ -40,7 +38,7 @@ LEADS = 100  # steps that count
 @dataclasses.dataclass(frozen=True)
 class Config:
     scenarios: tuple[str, ...] = SCENARIOS  # names of apebench.scenarios.scenario_dict
-    models: tuple[str, ...] = ("operator", *NETWORKS)  # a network's own text, or data alone
+    models: tuple[str, ...] = ("operator", *NETWORKS)  # a network's own text
     axes: int = 1                # of space, 1 to 3
     seed: int = 0                # of the weights
     out: str = "benchmarks/results/apebench"  # data, runs and results by hash
@@ -84,7 +82,7 @@ def measure(scenario, data, model, cfg, folder):
         result = {"model": model, "parameters": parameters, "device": device_name(),
                   "seconds": time.perf_counter() - begin, "at": time.strftime("%Y-%m-%d")}
         write_json(folder / "result.json", result)
-    if "nrmse" not in result and scenario:
+    if "nrmse" not in result:
         errors = scenario.perform_tests_on_rollout(np.load(folder / "rollout.npy"))["mean_nRMSE"]
         result["nrmse"] = [float(e) for e in errors[0]]
         write_json(folder / "result.json", result)
@@ -112,41 +110,36 @@ def score(result):
 
 def main(argv=None):
     cfg = parse(Config, argv, __doc__)
-    out, ratios = Path(cfg.out).resolve(), []
+    out, ratios = Path(cfg.out).resolve(), {}
     try:
         from apebench.scenarios import scenario_dict as known
     except ImportError:
-        if any("operator" not in model for model in cfg.models):
-            raise UsageError("this benchmark needs `pip install apebench`.") from None
-        known = None
+        raise UsageError("this benchmark needs `pip install apebench`.") from None
     heading(f"APEBench {cfg.axes}-D, {device_name()}, seed {cfg.seed}: geometric mean of the mean "
             f"nRMSE over steps 1 to {LEADS}", "scenario, model", "parameters", "seconds", "nRMSE",
-            "ratio")
+            "ratio", "device")
     for name in cfg.scenarios:
-        if known is not None and name not in known:
+        if name not in known:
             raise UsageError(f"--scenarios {name}: it is one of {', '.join(sorted(known))}.")
-        scenario = known and known[name](num_spatial_dims=cfg.axes)
+        scenario, scores = known[name](num_spatial_dims=cfg.axes), {}
         data = out / f"{name}_{cfg.axes}d"
-        if scenario:
-            write_data(scenario, data)
-        scores = {}
+        write_data(scenario, data)
         for model in cfg.models:
-            if model == "data":
-                continue
             key = digest([name, cfg.axes, shlex.split(model), cfg.seed])
             folder = out / f"{data.name}_{model.split(';')[0].split()[0]}_{key}"
             result = measure(scenario, data, model, cfg, folder)
             scores[model] = score(result)
             row(f"{name}, {model}", f"{result['parameters']:,}", f"{result['seconds']:.0f}",
-                f"{scores[model]:.2e}" if "nrmse" in result else "not judged", result["device"])
+                f"{scores[model]:.2e}", "", result["device"])
         ours = [model for model in scores if model.startswith("operator")]
         theirs = [scores[model] for model in scores if model not in ours]
         for model in ours if theirs else ():
-            ratios.append(scores[model] / min(theirs))
-            row(f"{name}, {model} / best network", "", "", "", f"{ratios[-1]:.3f}")
-    if ratios:
-        print(f"\ngeometric mean of {len(ratios)} ratios {geometric_mean(ratios):.3f}, the "
-              f"largest {max(ratios):.3f}.")
+            ratio = scores[model] / min(theirs)
+            ratios.setdefault(model, []).append(ratio)
+            row(f"{name}, {model} / best network", "", "", "", f"{ratio:.4f}", "")
+    for model, found in ratios.items():
+        print(f"\n{model}: geometric mean of {len(found)} ratios {geometric_mean(found):.4f}, the "
+              f"largest {max(found):.4f}.")
 
 
 if __name__ == "__main__":

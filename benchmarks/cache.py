@@ -5,11 +5,12 @@
 build       field bytes / time of encoding advection1d (201 x 1024 points) with the patch codec,
             reconstruction error and checksums included.
 gather      bytes of a batch / time of `LatentWindows.__getitems__`, pages warm, against `clone()`
-            of as many bytes, block after block of a large buffer (both: best of 200, in turns).
+            of as many bytes, block after block of a large buffer (best of 200, in turns).
 """
 
 import tempfile
 import time
+import timeit
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +47,8 @@ def build(root, name, shard_bytes):
     return task.cache, time.perf_counter() - begin
 
 
-def best(*functions, repeats=200):
-    """The best time of each, taken in turns so that another load on the machine hits all alike."""
-    times = [[] for _ in functions]
-    for _ in range(repeats):
-        for function, into in zip(functions, times, strict=True):
-            begin = time.perf_counter()
-            function()
-            into.append(time.perf_counter() - begin)
-    return [min(into) for into in times]
+def seconds_of(function):
+    return timeit.timeit(function, number=1)
 
 
 def gather(cache, threads):
@@ -66,8 +60,10 @@ def gather(cache, threads):
     for z in cache.z:
         z.sum()  # warm
     blocks = iter(range(10**9))
-    copied, gathered = best(lambda: buffer[next(blocks) % len(buffer)].clone(),
-                            lambda: windows.__getitems__(next(batches)))
+    copy, read = (lambda: buffer[next(blocks) % len(buffer)].clone(),
+                  lambda: windows.__getitems__(next(batches)))
+    copied, gathered = map(min, zip(*((seconds_of(copy), seconds_of(read)) for _ in range(200)),
+                                    strict=True))
     torch.set_num_threads(1)
     size = 4e-9 * buffer[0].numel()
     row(f"gather, shards {len(cache.z)}, threads {threads}", f"{size / gathered:.1f} GB/s",
@@ -86,7 +82,7 @@ def main(argv=None):
         frames = one.shape[0] * one.shape[1]
         row("build, with error and sha256", f"{4096 * frames / seconds / 1e6:.0f} MB/s of fields",
             f"{frames / seconds:.0f} frames/s", "")
-        opening, = best(lambda: store.open_cache(many.folder), repeats=5)
+        opening = min(seconds_of(lambda: store.open_cache(many.folder)) for _ in range(5))
         row(f"open, shards {len(many.z)}", f"{1e3 * opening:.0f} ms", "", "under 1 s")
         for cache in (one, many):
             for threads in (1, 2):
