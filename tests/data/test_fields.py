@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ups.config import UsageError
+from ups.data import write_fields
 from ups.data.check import check_said
 from ups.data.fields import SPLITS, Fields
 from ups.data.find import NoData, find, open_data, open_fields
@@ -34,6 +35,13 @@ def test_a_family_is_one_data_set(family):
     fields = pickle.loads(pickle.dumps(fields))  # other processes read the same
     streamed = torch.cat(list(fields.stream(indices, megabytes=0.001)))
     np.testing.assert_array_equal(streamed, everything[indices].reshape(-1, 1, by_hand.X))
+
+
+def test_a_notice_is_given_once(tmp_path, capsys):
+    write_fields(tmp_path / "once.h5", np.random.default_rng(0).normal(size=(40, 3, 8)), dt=0.1)
+    for _ in range(2):  # as training an ensemble does
+        open_fields("once", tmp_path)
+    assert capsys.readouterr().err.count("once: only 4 test trajectories") == 1
 
 
 def test_parameters_choose_files(family):

@@ -5,6 +5,7 @@ files of PDEBench. `--tasks` chooses where there are several, and says what a fi
 two things: nothing is ever guessed.
 """
 
+import functools
 import itertools
 import shlex
 import sys
@@ -47,16 +48,22 @@ def open_fields(task, root="data", stride_x=1, stride_t=1):
 def fields_of(files, **strides):
     """Files as `Fields`; says aloud what the readers decided, and where scores will scatter."""
     for sentence in dict.fromkeys(f"{file.path}: {one}" for file in files for one in file.warnings):
-        print(sentence, file=sys.stderr)
+        tell(sentence)
     fields = Fields(files, **strides)
     name = fields.facts.name
     if fields.in_time:
-        print(f"{name}: too few trajectories to split, so each is split in time: the first part "
-              "trains, the last tests, with gaps between them.", file=sys.stderr)
+        tell(f"{name}: too few trajectories to split, so each is split in time: the first part "
+             "trains, the last tests, with gaps between them.")
     elif (few := len(fields.split("test"))) < 10:
-        print(f"{name}: only {few} test trajector{'y' if few == 1 else 'ies'}; expect scores to "
-              "scatter.", file=sys.stderr)
+        tell(f"{name}: only {few} test trajector{'y' if few == 1 else 'ies'}; expect scores to "
+             "scatter.")
     return fields
+
+
+@functools.cache
+def tell(sentence):
+    """Once: some scripts open their data twice."""
+    print(sentence, file=sys.stderr)
 
 
 def read_facts(path):
