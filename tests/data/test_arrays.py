@@ -156,6 +156,17 @@ def test_axes_that_are_as_long_are_asked_about(tmp_path, shape, where):
     np.testing.assert_array_equal(file.read_inputs([0, 1]), [noise(6)[None, None]] * 2)
 
 
+def test_no_parameters_is_not_all_of_them(tmp_path):
+    np.savez(tmp_path / "a.npz", u=noise(N, 5, 6), nu=np.arange(N))
+    assert open_array(tmp_path / "a.npz", AS_STORED).facts.params == ("nu",)
+    (tmp_path / "a.yaml").write_text("params: []")
+    assert open_array(tmp_path / "a.npz", AS_STORED).facts.params == ()
+    write_fields(tmp_path / "b.h5", noise(N, 5, 6), params=[], dt=1)
+    with h5py.File(tmp_path / "b.h5", "r+") as f:
+        f.attrs["nu"] = 2.0
+    assert open_array(tmp_path / "b.h5").facts.params == ("nu",)
+
+
 def test_an_answer_to_its_inputs(tmp_path):
     a, u = noise(N, X, Y), noise(N, X, Y, seed=1)
     np.savez(tmp_path / "darcy.npz", a=a, u=u)

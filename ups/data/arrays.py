@@ -64,7 +64,7 @@ def open_array(path, axes="", said=None):
         if missing := [name for name in facts.get("params", ()) if name not in params]:
             raise UsageError(f"{path}: there is no parameter {missing[0]}; there are "
                              f"{', '.join(params) or 'none'}.")
-        params = {name: params[name] for name in facts.get("params") or params}
+        params = {name: params[name] for name in facts.get("params", params)}
         return found(path, sizes, channels, inputs, points, params, facts, warnings)
 
 

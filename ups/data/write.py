@@ -118,7 +118,7 @@ def write_fields(path, u, *, t=None, channels=None, axes=None, boundary=None, pa
                                  f"{row + 1} samples.")
             create(name, ("sample",), (row + 1,), data=np.broadcast_to(value, row + 1))
         params = (*params, *(name for name, shape in shapes.items() if not shape))
-        facts = {"name": path.stem} | facts | {"params": params, "axes": None}
+        facts = {"name": path.stem} | facts | {"params": params or None, "axes": None}
         f.attrs.update(attributes(facts))  # the variables name their axes
         if made:
             f.attrs["ups"] = json.dumps(made, sort_keys=True)
