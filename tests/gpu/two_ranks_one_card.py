@@ -133,6 +133,7 @@ def train(case, strategy, folder, cpu):
         if run.step == case.saved:
             run.save()
     del hog
+    run.agree.close()
     if run.lock:
         run.lock.close()  # and no more: the end of a run is the end of the process group
     return {"start": start, "losses": losses, "splits": backward.splits, "total": total,
