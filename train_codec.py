@@ -67,7 +67,7 @@ def draw(batch, cfg, task):
     z = batch["z"][:, batch["step"] % 2]  # either frame of the window
     batch = {"u": task.codec.decode(z), "rows": batch["rows"], "step": batch["step"]}
     batch["noise"] = cfg.noise * noise.normal(batch, cfg, z.shape[1], cfg.width, use="noise")
-    source = noise.generator(z.device, cfg.seed, batch["step"], use="points")
+    source = noise.generator(z.device, cfg.seed, batch["step"], "points")
     index = torch.randint(math.prod(task.codec.grid), (cfg.points,), device=z.device,
                           generator=source)
     batch["index"] = index.expand(len(z), -1)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from cache_standins import FormulaFields, MatrixCodec, OneRank, contents
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 
 from ups.cache import store
 from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache, open_cache, verify
-from ups.cache.windows import LatentWindows, whole_batch
+from ups.cache.windows import LatentWindows
 from ups.config import UsageError
 from ups.files import lock
 
@@ -142,7 +142,7 @@ def reader(root, result):
     cache, reads = build(root)
     windows = LatentWindows([cache], 2)
     batch, = DataLoader(windows, batch_sampler=StepSampler(windows.sizes, 4, 1, 0),
-                        collate_fn=whole_batch)
+                        collate_fn=default_convert)
     result.put([reads, verify(cache.folder), list(batch["z"].shape)])
 
 

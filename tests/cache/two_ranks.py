@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from cache_standins import FormulaFields, MatrixCodec
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 
 from ups.cache import store
 from ups.cache.sampler import StepSampler
 from ups.cache.store import build_cache
-from ups.cache.windows import LatentWindows, whole_batch
+from ups.cache.windows import LatentWindows
 from ups.config import UsageError
 
 folder = Path(sys.argv[1])
@@ -34,7 +34,8 @@ seen["reads_again"] = fields.reads
 windows = LatentWindows([cache], length=2)
 for workers in (0, 1):
     sampler = StepSampler(windows.sizes, batch_size=6, steps=40, seed=1, start=4)
-    loader = DataLoader(windows, batch_sampler=sampler, collate_fn=whole_batch, num_workers=workers)
+    loader = DataLoader(windows, batch_sampler=sampler, collate_fn=default_convert,
+                        num_workers=workers)
     seen[f"batches_{workers}"] = list(accelerator.prepare(loader))
 
 # fail

@@ -7,11 +7,12 @@
 
 import glob
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups.cache.store import open_cache, remove, verify
+from ups.cache.store import open_cache, verify
 from ups.config import UsageError, command, parse
 from ups.files import lock, read_json
 
@@ -43,8 +44,9 @@ def gc(cfg, folders, owners):
             held = lock(folder.with_name(folder.name + ".lock"), "--cache")
             print(line if held else f"{folder.name}: is being built, left alone")
             found += held is not None
-            if held and cfg.yes:
-                remove(folder)
+            if held and cfg.yes:  # the manifest first: what a kill leaves behind is incomplete
+                (folder / "manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(folder)
             if held:
                 held.close()
     print("every cache has its codec" if not found else

@@ -6,9 +6,9 @@ j * B to (j + 1) * B - 1 of its endless list, permutation after permutation of i
 comes again before all have been seen.
 """
 
-import hashlib
-
 import torch
+
+from ups.train.noise import generator
 
 
 class StepSampler:
@@ -43,6 +43,4 @@ class StepSampler:
 
 
 def _permutation(size, *seed):
-    digest = hashlib.sha256(repr(seed).encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-    return torch.randperm(size, generator=generator)
+    return torch.randperm(size, generator=generator("cpu", *seed))

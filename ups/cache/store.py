@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import json
 import math
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from ups.config import UsageError
 from ups.data.facts import from_plain
 from ups.files import sha256, write_bytes
 from ups.relative_error import relative_error
-from ups.train.ranks import everyone, take_lock, together
+from ups.train.ranks import everyone, on_main, take_lock, together
 
 VERSION = 1
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -62,15 +61,11 @@ def build_cache(accelerator, codec, fields, split, root="cache", dtype="float32"
     }
     key = _sha256(_json(identity))[:16]
     folder = Path(root).absolute() / f"{name}-{split}-{key}"
-
-    def complete():
-        return any(everyone(accelerator, accelerator.is_main_process
-                            and (folder / "manifest.json").exists()))
-
-    if not complete():  # one that is may be read-only
+    complete = (folder / "manifest.json").exists
+    if not on_main(accelerator, complete):  # one that is may be read-only
         lock = take_lock(accelerator, folder.with_name(folder.name + ".lock"), "--cache")
         try:
-            if not complete():  # another launch may have built it
+            if not on_main(accelerator, complete):  # another launch may have built it
                 _build(accelerator, codec, fields, indices, folder, identity, key)
         finally:
             if lock:
@@ -91,10 +86,9 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
     mine = shards[accelerator.process_index::accelerator.num_processes]
 
     def clear():
-        if accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
-            for partial in folder.glob("*.partial"):
-                partial.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob("*.partial"):
+            partial.unlink()
 
     def write():
         codec.to(accelerator.device).eval()
@@ -102,37 +96,35 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
 
     def write_shard(shard, part):
         path, mark = folder / _name(shard), f"{key}/{shard}"
-        if (error := _error_in(path, mark, len(part))) is not None:
-            about = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-            return shard, about, error.tolist()
-        z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
-                           accelerator.device)
-        if not (finite := z.isfinite().flatten(1).all(1)).all():
-            raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
-                             f"finite latents in {identity['dtype']}; --codec.dtype float32 has "
-                             "the widest range, and `python -m ups.data validate` finds NaN.")
-        tensors = {"z": z, "z_error": error}
-        if facts.inputs:  # exact, whatever the dtype of the latents
-            given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
-                     for v in fields.stream(part, inputs=True)]
-            tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
-        data = save(tensors, {"key": mark})  # two entries would come in any order
-        _write(path, data)
-        return shard, {"bytes": len(data), "sha256": _sha256(data)}, error.tolist()
+        error = _error_in(path, mark, len(part))
+        if error is None:
+            z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
+                               accelerator.device)
+            if not (finite := z.isfinite().flatten(1).all(1)).all():
+                raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
+                                 f"finite latents in {identity['dtype']}; --codec.dtype float32 "
+                                 "has the widest range, and `python -m ups.data validate` finds "
+                                 "NaN.")
+            tensors = {"z": z, "z_error": error}
+            if facts.inputs:  # exact, whatever the dtype of the latents
+                given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
+                         for v in fields.stream(part, inputs=True)]
+                tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
+            _write(path, save(tensors, {"key": mark}))  # two entries would come in any order
+        return shard, {"bytes": path.stat().st_size, "sha256": sha256(path)}, error.tolist()
 
     def seal(written):
-        if accelerator.is_main_process:
-            body = {
-                "key": key, "identity": identity, "facts": facts.plain(), "shape": shape,
-                "indices": indices.tolist(), "params": fields.params(indices).tolist(),
-                "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
-                "shards": [about for _, about, _ in written],
-            }
-            _write(folder / "manifest.json", _json(body | {"checksum": _sha256(_json(body))}))
+        body = {
+            "key": key, "identity": identity, "facts": facts.plain(), "shape": shape,
+            "indices": indices.tolist(), "params": fields.params(indices).tolist(),
+            "error": [float(f"{error:.6g}") for *_, errors in written for error in errors],
+            "shards": [about for _, about, _ in written],
+        }
+        _write(folder / "manifest.json", _json(body | {"checksum": _sha256(_json(body))}))
 
-    together(accelerator, clear)
+    on_main(accelerator, clear)
     parts = everyone(accelerator, together(accelerator, write))
-    together(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
+    on_main(accelerator, seal, sorted(itertools.chain(*parts)))  # by shard
 
 
 def _error_in(path, mark, count):
@@ -208,13 +200,6 @@ def verify(folder):
     return [f"{folder / _name(i)} has changed since it was written: delete {folder}, and it is "
             "built again." for i, shard in enumerate(shards)
             if sha256(folder / _name(i)) != shard["sha256"]]
-
-
-def remove(folder):
-    """Delete a cache, its manifest first: what a kill leaves behind is incomplete."""
-    if folder.exists():
-        (folder / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(folder)
 
 
 def _write(path, data):

@@ -127,11 +127,6 @@ def starts_of(count):
     return frames.repeat_interleave(times // math.gcd(*times.tolist()))
 
 
-def whole_batch(batch):
-    """The loader's `collate_fn`: `__getitems__` has made the batch already."""
-    return batch
-
-
 def _windows(z, steps, stride):
     """A shard (n, T, N, D) as the table of its windows."""
     size = z.shape[2] * z.shape[3]

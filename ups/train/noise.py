@@ -12,9 +12,9 @@ import hashlib
 import torch
 
 
-def generator(device, seed, step, use):
-    """A generator for one use in one step."""
-    digest = hashlib.sha256(repr((seed, step, use)).encode()).digest()
+def generator(device, *key):
+    """A generator that belongs to a key, such as (seed, step, use)."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))  # CPU: 32 bits count
 
 

@@ -25,11 +25,10 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
 from tqdm import tqdm
 
 from ups.cache.sampler import StepSampler
-from ups.cache.windows import whole_batch
 from ups.config import RunError, Stopped, UsageError, check, flat
 from ups.data.find import names_of, refuse_other_data
 from ups.files import write_json
@@ -137,7 +136,7 @@ class Run:
         if self.accelerator.device.type == "cpu":
             on_main(self.accelerator, self._require_memory, windows)
         self.sampler = StepSampler(windows.sizes, cfg.batch_size, cfg.steps, cfg.seed)
-        return DataLoader(windows, batch_sampler=self.sampler, collate_fn=whole_batch,
+        return DataLoader(windows, batch_sampler=self.sampler, collate_fn=default_convert,
                           num_workers=cfg.workers, pin_memory=pin)
 
     def _require_memory(self, windows):
