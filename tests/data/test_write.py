@@ -146,6 +146,8 @@ def test_a_compressed_npz_is_unpacked(tmp_path):
     assert (file.facts.name, file.facts.dt, file.facts.params) == ("mine", 0.5, ("nu",))
     with h5py.File(file.path) as f:
         assert f["u"].dims[1][0].name == "/t" and f["t"].is_scale
+    again, = convert(tmp_path / "mine.npz", f"{tmp_path}/new/", "sample time x")  # a slash: into it
+    assert again == tmp_path / "new" / "mine.h5" and open_array(again).facts == file.facts
 
 
 def test_published_files_are_converted(tmp_path, published):

@@ -165,22 +165,22 @@ def _by_name(row, facts, path):
 def convert(src, dst, axes="", said=None, tasks=()):
     """Write any readable data set as own HDF5, a trajectory at a time; return the paths.
 
-    Where it has several files, `dst` is a folder, with folders for its splits.
+    `dst` is a folder where it ends in a slash, and for several files, with folders for splits.
     """
-    src, dst = Path(src), Path(dst)
+    src, out = Path(src), Path(dst)
     if zipfile.is_zipfile(src) and any(one.compress_type for one in zipfile.ZipFile(src).filelist):
         said = beside(src.with_suffix(".yaml")) | (said or {})
-        dst.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=dst.parent) as place:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent) as place:
             np.savez(Path(place) / src.name, **np.load(src))
             return convert(Path(place) / src.name, dst, axes, said, tasks)
     files = sum(find(src, tasks, axes, said).values(), [])
-    inside = len(files) > 1 or dst.is_dir()
-    if inside and dst.suffix:
+    inside = len(files) > 1 or out.is_dir() or str(dst).endswith("/")
+    if inside and out.suffix:
         raise UsageError(f"{src} has {len(files)} files; name a folder to write them to, not "
-                         f"{dst}.")
+                         f"{out}.")
     folders = {split: folder for folder, split in SPLITS.items()} | {"": ""}
-    return [copy(file, dst / folders[file.split] / f"{file.path.stem}.h5" if inside else dst)
+    return [copy(file, out / folders[file.split] / f"{file.path.stem}.h5" if inside else out)
             for file in files]
 
 
