@@ -51,9 +51,9 @@ def roll_out(model, z0, dt, cond, task, leads, strides=(1,), inputs=None):
             more = {"modulation": model.modulate(*given, task)} if known else {}
             once[stride, count] = given, more
         (dts, conds), more = once[stride, count]
-        z = joined([states[frame] for frame in starts])
-        given = None if inputs is None else joined([inputs_at(inputs, frame) for frame in starts])
-        ends = model(z, dts, conds, task, given, **more)
+        z = torch.cat([states[frame] for frame in starts])
+        tokens = inputs if inputs is None else torch.cat([inputs_at(inputs, k) for k in starts])
+        ends = model(z, dts, conds, task, tokens, **more)
         windows = moved_on(z, ends).chunk(count)
         for frame, end, window in zip(starts, ends.chunk(count), windows, strict=True):
             left[frame] -= 1
@@ -63,10 +63,6 @@ def roll_out(model, z0, dt, cond, task, leads, strides=(1,), inputs=None):
                 states[frame + stride] = window
             if frame + stride in asked:
                 yield frame + stride, end
-
-
-def joined(parts):
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def moved_on(z, end):

@@ -143,6 +143,24 @@ def test_components_of_an_array_that_is_called_as_one_of_them(tmp_path):
     np.testing.assert_array_equal(file.read(range(N)), np.moveaxis(u, 3, 2))
 
 
+def test_coordinates_as_mesh_grids(tmp_path):
+    u, domain = noise(N, T, X, X), ((0.0, 2.0), (0.0, 6.0))
+    x, y = np.meshgrid(CENTRES, 3 * CENTRES, indexing="ij")
+    np.savez(tmp_path / "a.npz", u=u, x=x, y=y)
+    np.savez(tmp_path / "b.npz", u=u, x=x.T, y=y)  # of other axes than are said
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for name, values, axes in (("u", u, "sample time x y"), ("x", x, "x y"), ("y", y, "x y")):
+            f[name] = values
+            f[name].attrs["dims"] = axes
+        f.attrs["dt"] = 1.0
+    for file in (open_array(tmp_path / "a.npz", "sample time x y", {"dt": 1}),
+                 open_array(tmp_path / "a.h5")):
+        assert file.facts.domain == domain and file.facts.inputs == file.warnings == ()
+    file = open_array(tmp_path / "b.npz", "sample time x y", {"dt": 1})
+    assert file.facts.domain == ((0, 1), domain[1])
+    assert "coordinates x (6, 6) are passed over" in file.warnings[0]
+
+
 @pytest.mark.parametrize("shape, where", [((6,), "sample or over time or over x"),
                                           ((6, 6), "sample time or over sample x or over time x")])
 def test_axes_that_are_as_long_are_asked_about(tmp_path, shape, where):
