@@ -103,12 +103,18 @@ def _main(path, f, variables, words, facts):
 
 def _sort(path, f, variables, main, sizes, params, facts, renamed):
     """Fields, and coordinates by their axis; adds what each sample has one of to `params`."""
-    fields, points, warnings, space = [], {}, [], {*sizes} - {"sample", "time"}
+    fields, points, warnings = [], {}, []
+    grid = {axis: n for axis, n in sizes.items() if axis not in ("sample", "time")}
     named = {f"{name}{end}": axis for axis in (*sizes, "channel") for end in ("", "-coordinate")
              for name in (axis, *(word for word, role in ROLES.items() if role == axis))} | renamed
     for one in variables:
         why, axis = "", named.get(one.name)
-        if len(one.shape) > 2 or {*one.axes} & space - {axis}:  # a field `t`
+        if axis in grid and one.shape == (*grid.values(),) and one.axes in ((), (*grid,)):
+            mesh = np.moveaxis(f[one.name][...], [*grid].index(axis), 0).reshape(grid[axis], -1)
+            if (mesh == mesh[:, :1]).all():  # a mesh grid
+                points[axis] = mesh[:, 0]
+                continue
+        if len(one.shape) > 2 or {*one.axes} & {*grid} - {axis}:  # a field `t`
             axis = None
         size = math.prod(one.shape)
         if not one.axes and one.shape in ((1, size), (size, 1)) and one.shape != main.shape:
