@@ -40,6 +40,18 @@ def test_more_steps_for_a_finished_run(run):
         toy.main(["--run", str(run), "--steps", "7"])
 
 
+@pytest.mark.parametrize("name, text", [
+    ("exit.json", "[]"), ("exit.json", "7"), ("exit.json", '{"status": "done", "step": [1]}'),
+    ("exit.json", '{"status": "out_of_memory", "micro_batch": "8"}'), ("choices.json", "[1]"),
+    ("choices.json", '{"a": 5}'), ("choices.json", '{"a": {"plans": 5}}'),
+    ("choices.json", '{"a": {"plans": {"1": 0.1}}}'), ("choices.json", '{"a": {"strength": "x"}}'),
+    ("config.json", '{"strides": 2}'), ("config.json", '{"history": "x"}')])
+def test_a_file_of_a_run_that_holds_another_kind_of_value(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=rf"{name} is damaged; (remove it|put it back, or give)"):
+        files.read_json(tmp_path / name)
+
+
 def test_a_moved_run_goes_on_and_so_does_one_whose_clock_went_back(run, capsys):
     (run / "micro0/toy/exit.json").unlink()
     for time, name in ((3e9, "step_6"), (1e9, "step_8")):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from numbers import Real
 from pathlib import Path
 
 from ups.config import UsageError
@@ -73,13 +74,33 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+KINDS = {  # of the values that are used as they are; None: any other name
+    "exit.json": {"status": str, "step": int, "seconds": Real, "micro_batch": int},
+    "choices.json": {None: {"plans": {None: [Real]}, "precision": str, "perturbation": Real,
+                            "strength": Real, "crps_ratio": Real}},
+    "config.json": {"strides": [int], **dict.fromkeys(
+        ("history", "stride_x", "stride_t", "members", "calls"), int)}}
+
+
 def read_json(path):
     """An object, empty where there is no file."""
     try:
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-    except (TypeError, ValueError):
-        cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
-        raise UsageError(f"{path} is damaged; {cure}.") from None
+        value = json.loads(path.read_text()) if path.exists() else {}
+        if _fits(value, KINDS.get(path.name, {})):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
+    raise UsageError(f"{path} is damaged; {cure}.")
+
+
+def _fits(value, kind):
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(
+            _fits(one, kind.get(name, kind.get(None, object))) for name, one in value.items())
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_fits(one, *kind) for one in value)
+    return isinstance(value, kind)
 
 
 @contextlib.contextmanager
