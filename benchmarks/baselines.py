@@ -129,7 +129,6 @@ def conditions(fields, indices, device):
 
 
 @exact_inference
-@torch.no_grad()
 def errors(model, fields, indices, device):
     """nRMSE (n, T - 1) of the roll-out from the first frame, and of one step from every frame."""
     rows, size = [], max(1, 2**26 // math.prod((fields.facts.frames, *fields.facts.grid)))

@@ -119,7 +119,6 @@ def finish_ensembles(run, operator, generators, tasks):
 
 
 @exact_inference
-@torch.no_grad()
 def futures(accelerator, task, forecast, test):
     """Fields (T, *grid) and members (T, M, *grid) of the first channel and test trajectory."""
     s = start(task, test[:1], test, accelerator.device)

@@ -31,7 +31,6 @@ BLOCK = 4  # points an axis of the blocks of `crps_block`
 
 
 @exact_inference
-@torch.no_grad()
 def measure(accelerator, task, forecasts, chosen, only=None, members=1, title=None):
     """{forecast: {metric: table}} of the trajectories `chosen`. Every rank calls, and gets all.
 
@@ -233,7 +232,6 @@ def _record(whole, by_lead=None):
 
 
 @exact_inference
-@torch.no_grad()
 def show(accelerator, task, forecasts, chosen, test):
     """Fields (n, T, *grid) of the first channel: `truth`, forecasts, and spreads of ensembles."""
     s = start(task, chosen, test, accelerator.device)
@@ -250,7 +248,6 @@ def show(accelerator, task, forecasts, chosen, test):
 
 
 @exact_inference
-@torch.no_grad()
 def plan_rows(accelerator, task, index, operator, test):
     """For each plan the error and the seconds of a trajectory, to all frames and to the last."""
     facts, rows = task.fields.facts, []

@@ -26,7 +26,6 @@ def truth_of(task):
 
 
 @exact_inference
-@torch.no_grad()
 def against_truth(accelerator, task, path, forecasts):
     """{"leads": .., "scores": {forecast: {a measure of TRUTH: values at the leads}}}"""
     high = min(task.fields.facts.grid) // 5

@@ -50,10 +50,11 @@ def compile_in_graph(function=None, **options):
 
 
 def exact_inference(function):
-    """A function in which compiled models run as they read, for each batch size would compile
-    anew, and with exact products: rounded ones err alike in every step of a roll-out."""
+    """A function without gradients, in which compiled models run as they read, for each batch size
+    would compile anew, and with exact products: rounded ones err alike in every step."""
 
     @functools.wraps(function)
+    @torch.no_grad()
     @products("highest")
     def call(*args, **options):
         if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to load it takes seconds
