@@ -18,9 +18,6 @@ CORRELATED = 0.8   # a forecast below this correlation with the truth is lost
 NRMSE = ("nRMSE = |p - y|_2 / |y|_2 over space, for each trajectory, channel and predicted frame, "
          "then the mean over all of them (a channel that is zero everywhere, or given, is left "
          "out); physical units; given frames are not counted")
-DRIFT = ("conservation drift = |mean of p - mean of the first frame| / rms of the first frame, "
-         "over space, for the channels that the equation conserves, mean over trajectories and "
-         "frames")
 _MEAN = "mean over trajectories, channels and predicted frames"
 DEFINITIONS = {
     "nrmse": NRMSE,
@@ -42,7 +39,9 @@ DEFINITIONS = {
     "correlation_time": ("correlation time = time of the last frame before the spatial correlation "
                          f"of p and y first falls below {CORRELATED} (a uniform truth counts as "
                          "correlated), mean over channels and trajectories"),
-    "drift": DRIFT,
+    "drift": ("conservation drift = |mean of p - mean of the first frame| / rms of the first "
+              "frame, over space, for the channels that the equation conserves, mean over "
+              "trajectories and frames"),
     "spectrum": ("E(k) = half the sum of |FFT(u) / points|^2 over all modes with floor|k| = k, so "
                  "that the sum over k is half the mean square of the field"),
     "spectrum_error": ("high-band spectrum error = sum of |E_p(k) - E_y(k)| / sum of E_y(k), over "

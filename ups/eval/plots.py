@@ -158,12 +158,6 @@ def plane(u, facts):
     return u.T if len(facts.axes) > 1 and facts.axes[-2] == "x" else u
 
 
-def points(facts):
-    """The x of each point of one axis."""
-    (low, high), (n,) = facts.domain[0], facts.grid
-    return low + (np.arange(n) + 0.5) * (high - low) / n
-
-
 # roll-outs
 def draw_rollouts(figure, facts, fields, errors):
     """Best, median and worst trajectory over x and time, or the median at some times; how errors
@@ -178,11 +172,12 @@ def draw_rollouts(figure, facts, fields, errors):
         left.suptitle(f"median trajectory (nRMSE {scores[1]:.2g})", fontsize=10)
         _in_time(left, facts, [(name, u[1], kind) for name, u, kind in rows], 5)
     axes = right.subplots(1 + line, squeeze=False)[:, 0]
+    (low, high), n = facts.domain[0], facts.grid[0]
+    x = low + (np.arange(n) + 0.5) * (high - low) / n
     for part, colour in ((0.0, "0.6"), (0.25, "C0"), (1.0, "C3")) if line else ():
         frame = round(part * (facts.frames - 1))
-        axes[0].plot(points(facts), rows[0][1][1, frame], color=colour,
-                     label=f"t = {frame * facts.dt:.3g}")
-        axes[0].plot(points(facts), rows[1][1][1, frame], color=colour, lw=2.4, ls=":")
+        axes[0].plot(x, rows[0][1][1, frame], color=colour, label=f"t = {frame * facts.dt:.3g}")
+        axes[0].plot(x, rows[1][1][1, frame], color=colour, lw=2.4, ls=":")
         axes[0].set(title="median: truth (line), operator (dots)", xlabel=facts.axes[0])
         axes[0].legend(fontsize=8)
     errors = {name: np.clip(e, 1e-12, 1e12) for name, e in errors.items()}

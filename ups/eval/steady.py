@@ -4,8 +4,6 @@ Inputs are answered in every mirror image that the facts allow, and the answers,
 averaged. Member m of an ensemble is that mean plus what was drawn in one of the images, in turn.
 """
 
-import itertools
-
 import torch
 
 from ups.data.augment import moved, symmetries
@@ -24,8 +22,8 @@ COLUMNS = {"nrmse": "nRMSE", "sample_nrmse": "one member", "crps": "CRPS", "spre
 def images(task):
     """Every mirror image that the facts allow, for `moved`: (K, 3), the first is none."""
     count = len(symmetries(task.fields)[1])
-    return torch.tensor([(*row, *(1.0,) * (3 - count))
-                         for row in itertools.product((1.0, 0.0), repeat=count)])
+    numbers = [torch.tensor([1.0, 0.0])] * count + [torch.ones(1)] * (3 - count)
+    return torch.cartesian_prod(*numbers)
 
 
 def read(task, chosen, device):
@@ -36,7 +34,6 @@ def read(task, chosen, device):
 
 
 @exact_inference
-@torch.no_grad()
 def draw(prior, task, chosen, members, calls):
     """Mean (B, C, *grid) and members (B, M, C, *grid) of the answers to some samples' inputs. A
     member is a function of sample and number; with one call all are the mean."""
@@ -91,7 +88,6 @@ def validate_steady(run, prior, task, calls):
 
 
 @exact_inference
-@torch.no_grad()
 def left_over(prior, task, limit=256):
     """Deviation (D,) of x - m over the fit split, which the mean was not trained on."""
     squares = []
