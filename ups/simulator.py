@@ -66,12 +66,11 @@ class Simulator:
                            for name in self.tasks}
         self.models = {name: lowered(self.operator.model, name)
                        for name in {"float32", *self.precisions.values()}}
-        self.compiled, self.graphs, self.static = compile, None, {}
+        self.compiled, self.static = compile, {}  # key -> where a graph finds its rows
+        self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]), cuda)
         if compile:
             for one in self.models.values():
                 one.compile(dynamic=False)
-        if compile and cuda:
-            self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]))
         return self
 
     def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, dt=None,
@@ -164,8 +163,6 @@ class Simulator:
         rows, size = len(part[0]), key[4]
         fill = torch.arange(size, device=self.device).clamp(max=rows - 1)  # the last batch
         part = [x if x is None else x[fill] for x in part]
-        if self.graphs is None:
-            return self._predict(*key[:4], *part)[:rows]
         key += (part[2] is not None and part[2].shape,)
         for x, static in zip(part, self.static.setdefault(key, part), strict=True):
             if x is not None:

@@ -38,7 +38,8 @@ def denoising_loss(net, clean, angle, noise, weight=None):
     `weight` (D,) is that of the channels, None weighs all alike; or a function, from the error to
     (B,).
     """
-    cos, sin = (_over(x, clean) for x in (angle.cos(), angle.sin()))
+    angles = angle.view(-1, *[1] * (clean.ndim - 1))
+    cos, sin = angles.cos(), angles.sin()
     error = net(cos * clean + sin * noise, c_noise(angle)) - (sin * clean - cos * noise)
     return _mean_square(error, weight)
 
@@ -101,11 +102,6 @@ def distillation_loss(student, teacher, y, angles, at, weight=None):
 def _call(net, y, t):
     """With one angle for all rows, made on their device: a CUDA graph may not copy it there."""
     return net(y, c_noise(y.new_full((len(y),), t)))
-
-
-def _over(s, x):
-    """s (B,) as a factor of x (B, ...)"""
-    return s.view(-1, *[1] * (x.ndim - 1))
 
 
 def _mean_square(error, weight):

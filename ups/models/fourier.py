@@ -122,11 +122,10 @@ def _neighbours(x, axis, reach, periodic):
     """The tokens at -reach .. reach from each along an axis, but for itself; beyond an end around
     the circle, if need be more than once, or the last token."""
     n, offsets = x.shape[axis], [o for o in range(-reach, reach + 1) if o]
-    if periodic and x.is_cuda:  # compiled, all become one kernel that only reads, and back alike
+    if periodic and (x.is_cuda or reach > n):
+        # compiled, all become one kernel that only reads, and back alike
         return [x.roll(-o, axis) for o in offsets]
-    if periodic and reach > n:
-        padded = x.index_select(axis, torch.arange(-reach, n + reach, device=x.device) % n)
-    elif periodic:
+    if periodic:
         padded = torch.cat([x.narrow(axis, n - reach, reach), x, x.narrow(axis, 0, reach)], axis)
     else:
         sizes = [reach if a == axis else -1 for a in range(x.ndim)]

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ups.config import RunError, UsageError
+from ups.memory import GIB
 from ups.train import folder
 from ups.train.checkpoint import checkpoints
 from ups.train.ema import local, reshard
@@ -30,7 +31,6 @@ from ups.train.ranks import everyone, now, on_main
 from ups.train.step import is_out_of_memory
 from ups.train.tracking import Metrics
 
-GIB = 2**30
 TEST = 10  # times as long as a validation, about
 MACHINE, INSIDE, BETWEEN = 8, 300e9, 40e9  # GPUs of one; bytes/s in it and between several
 LATENCY = 20e-6  # seconds, for each doubling of N
@@ -188,7 +188,7 @@ def table(seconds, memory, parameters, shared, own, inside, world, strategy):
         for name, passes in PASSES.items():
             sent = communication(gpus, parameters, passes, inside)
             held = memory - own + shared / (gpus if name == "FSDP2" else 1)
-            cells.append(f"{compute + sent:>14.4f}{held / 2**30:>8.2f}"
+            cells.append(f"{compute + sent:>14.4f}{held / GIB:>8.2f}"
                          f"{sent / (compute + sent):>12.1%}")
         lines.append("".join(cells))
     return "\n".join(lines)

@@ -213,7 +213,7 @@ class Run:
         if self.backward is None:
             raise UsageError("call run.resume(model, optimizer, ema, backward, built_on=..) before "
                              "run.progress(loader).")
-        self.started, self.begun = True, time.monotonic() - self.seconds
+        self.started, self.begun = True, time.monotonic() - self.seconds  # of all launches
         self._catch_signals()
         if cfg.dry_run:
             dry_run.report(self, *(yield from dry_run.measure(self, self._steps(loader))))
@@ -314,7 +314,7 @@ class Run:
         ema, splits = self.parts["ema"], self.backward.splits
         state = {"step": self.step, "lineage": self.built_on, "config": flat(self.cfg),
                  "optimizer": self.parts["optimizer"].state_dict()["param_groups"],
-                 "ema_updates": float(ema.updates), "seconds": self._elapsed(),
+                 "ema_updates": float(ema.updates), "seconds": time.monotonic() - self.begun,
                  "best_score": ema.best_score if math.isfinite(ema.best_score) else None,
                  "micro_batch": self.backward.micro_batch if splits else 0, "oom_splits": splits}
         try:
@@ -415,10 +415,6 @@ class Run:
             print(f"{below}error: {death}; run the same command again.", file=sys.stderr)
             raise PeerFailed(death) from None
 
-    def _elapsed(self):
-        """Seconds since the first step, over all launches that count."""
-        return time.monotonic() - self.begun
-
     def _end(self, status, reason, code):
         # Any rank may fail. The first one is the cause; others lose their connection after it.
         path = self.folder / "exit.json"
@@ -427,6 +423,6 @@ class Run:
             if mine:
                 write_json(path, {"status": status, "step": self.step, "reason": reason,
                                   "micro_batch": self.backward.micro_batch,
-                                  "seconds": self._elapsed()})
+                                  "seconds": time.monotonic() - self.begun})
         if self.wandb:
             self.wandb.finish(code)
