@@ -376,6 +376,17 @@ def test_wrong_use_is_one_sentence(sim, start, change, words):
         sim.rollout(**call)
 
 
+@pytest.mark.parametrize("ask, words", [
+    (dict(steps=10**6), r"a roll-out of 1000000 steps needs 0.4 GiB .*; ask for fewer steps at a"),
+    (dict(times=[1e30]), r"a roll-out of \d+ steps needs"),
+    (dict(steps=10**5), r"shape \(3, 100000, 1, 32\) needs .*, or write them into a file: out="),
+    (dict(steps=10**5, members=3, out="u.h5"), r"\(3, 3, 100000, 1, 32\) needs .* at a time\.$")])
+def test_what_does_not_fit_into_memory_is_refused(sim, start, monkeypatch, ask, words):
+    monkeypatch.setattr("ups.memory.free_memory", lambda: 5e7)
+    with pytest.raises(UsageError, match=words):
+        sim.rollout(start, **ask, params={"nu": 0.05}, task="burgers1d")
+
+
 def test_the_package_alone_does_not_import_torch():
     code = "import sys, ups; assert 'torch' not in sys.modules; ups.nothing"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -9,8 +9,11 @@ import torch
 
 from ups.config import UsageError
 from ups.data.write import unmasked
+from ups.memory import require_memory
 from ups.rollout import choose_plan, plan_error
 
+PLAN = 400  # bytes of a step in a plan
+FEWER = "ask for fewer steps at a time"
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
 
 
@@ -43,9 +46,10 @@ def plan_of(task, steps, times, dt, accuracy, stride):
                          "frames.")
     if times is None:
         every = 1 if dt is None else stride
-        leads = [every * step for step in range(1, steps + 1)]
+        leads = range(every, every * steps + 1, every)
     else:
         leads = _frames_at(times, unit)
+    require_memory(PLAN * leads[-1], f"a roll-out of {leads[-1]} steps", FEWER)
     if accuracy is not None and not all(plans.values()):
         raise UsageError("accuracy= needs the errors of validation, and the run has no "
                          "operator/choices.json with them; leave accuracy out.")
@@ -64,7 +68,7 @@ def _frames_at(times, unit):
         if not abs(time / unit - lead) <= 0.01:
             raise UsageError(f"times holds {time:g}, and steps are of {unit:g} from u0 on; the "
                              f"nearest is {lead * unit:g}.")
-    leads = leads.astype(int).tolist()
+    leads = [*map(int, leads)]
     if not leads or leads != sorted({*leads}):
         raise UsageError("times are one or more, in ascending order.")
     return leads

@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ups.arguments import check_whole, listed, plan_of, rows_of, wrong_shape
+from ups.arguments import FEWER, check_whole, listed, plan_of, rows_of, wrong_shape
 from ups.config import UsageError, command
 from ups.eval.ensemble import member_noise, roll_out_members
 from ups.latents import load_tasks
+from ups.memory import require_memory
 from ups.models.precision import PRODUCTS, lowered, products
 from ups.rollout import roll_out, within
 from ups.stages import load_generator, load_operator, preferred
@@ -111,6 +112,10 @@ class Simulator:
         size = min(len(u), max(1, TOKENS[self.device.type] // tokens))
         shape = (len(u), *([members] if members else []), len(leads), len(task.facts.channels),
                  *task.facts.grid)
+        if u.device.type == "cpu":  # frames of a row and their stack, and the result
+            require_memory(8 * math.prod(shape[1:]) + 4 * math.prod(shape) * (out is None),
+                           f"a result of the shape {shape}",
+                           FEWER + ", or write them into a file: out='u.h5'" * (out is None))
         start = 0
         with (torch.inference_mode(), products("highest"), _opened(out, shape, u0) as result,
               tqdm(total=len(u), unit="row", disable=size == len(u)) as bar):
