@@ -96,22 +96,23 @@ def _build(accelerator, codec, fields, indices, folder, identity, key):
 
     def write_shard(shard, part):
         path, mark = folder / _name(shard), f"{key}/{shard}"
-        error = _error_in(path, mark, len(part))
-        if error is None:
-            z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
-                               accelerator.device)
-            if not (finite := z.isfinite().flatten(1).all(1)).all():
-                raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
-                                 f"finite latents in {identity['dtype']}; --codec.dtype float32 "
-                                 "has the widest range, and `python -m ups.data validate` finds "
-                                 "NaN.")
-            tensors = {"z": z, "z_error": error}
-            if facts.inputs:  # exact, whatever the dtype of the latents
-                given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
-                         for v in fields.stream(part, inputs=True)]
-                tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
-            _write(path, save(tensors, {"key": mark}))  # two entries would come in any order
-        return shard, {"bytes": path.stat().st_size, "sha256": sha256(path)}, error.tolist()
+        if (error := _error_in(path, mark, len(part))) is not None:
+            about = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            return shard, about, error.tolist()
+        z, error = _encode(codec, fields.stream(part), (len(part), *shape[1:]), dtype,
+                           accelerator.device)
+        if not (finite := z.isfinite().flatten(1).all(1)).all():
+            raise UsageError(f"{facts.name} trajectory {part[finite.int().argmin()]} has no "
+                             f"finite latents in {identity['dtype']}; --codec.dtype float32 has "
+                             "the widest range, and `python -m ups.data validate` finds NaN.")
+        tensors = {"z": z, "z_error": error}
+        if facts.inputs:  # exact, whatever the dtype of the latents
+            given = [codec.encode_inputs(v.to(accelerator.device)).cpu()
+                     for v in fields.stream(part, inputs=True)]
+            tensors["inputs"] = torch.cat(given).unflatten(0, (len(part), -1))
+        data = save(tensors, {"key": mark})  # two entries would come in any order; hashed as made
+        _write(path, data)
+        return shard, {"bytes": len(data), "sha256": _sha256(data)}, error.tolist()
 
     def seal(written):
         body = {
