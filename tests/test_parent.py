@@ -68,10 +68,12 @@ def test_training_longer_needs_the_parent_alone(base):
     assert scores[1] == pytest.approx(scores[0], rel=1e-5)
 
 
-def test_resume_is_exact(base, monkeypatch):
+def test_resume_is_exact(base, monkeypatch, capsys):
     flags = ["--init", str(base / "parent"), "--steps", "6", "--save_every", "3",
              "--strides", "1", "2"]
     train(base, "whole", *flags, data=None)
+    said = f"--init {base / 'parent'}: it has learned --strides 1, and this run learns 1 2."
+    assert said in capsys.readouterr().err
     save = train_operator.Run.save
 
     def stop(run):

@@ -337,7 +337,7 @@ def _make_codec(folder, cfg, fields, asked):
     check_said(fields)
     refuse_links(folder, cfg.run)
     if asked["--init"]:
-        inherit_codec(cfg.init, folder, fields)
+        inherit_codec(cfg, folder, fields)
         return
     components = int(how.components) if how.components.isdecimal() else how.components
     wanted = (how.patch,) * len(facts.grid) if how.patch else patches(facts.grid)
