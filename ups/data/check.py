@@ -29,7 +29,8 @@ MOVES = 1e-3                # a conserved mean, in rms of the channel: more than
 class Look:
     """At most 64 trajectories of training, of different samples, and their averages.
 
-    At all points of their grid: a mean over some of them is not conserved.
+    At all points of their grid, since a mean over some of them is not conserved, and at most 32
+    frames, evenly spaced; of a steady field at the answer.
     """
 
     def __init__(self, fields):
@@ -45,19 +46,15 @@ class Look:
         step = max(1, (facts.frames - 1) // (count - 1))
         self.frames = slice(1, None) if facts.steady else slice(None, None, step)
 
-        def averages(rows):
-            return Averages(facts.channels, facts.axes, (self.read([row])[0] for row in rows))
+        def averages(rows, inputs=False):
+            return Averages(facts.inputs if inputs else facts.channels, facts.axes,
+                            (fields.read([row], self.frames, inputs)[0] for row in rows))
 
         self.seen = averages(self.rows)
-        self.given = facts.inputs and Averages(
-            facts.inputs, facts.axes, (fields.inputs([row], self.frames)[0] for row in self.rows))
+        self.given = facts.inputs and averages(self.rows, inputs=True)
         # of each axis, the upper quartile: a few trajectories, or pieces of one, have a shock there
         seams = (self.seen if len(self.rows) >= LEAST else averages(order[:32])).seams
         self.seams = [np.quantile(seams[axis], 0.75, method="lower").item() for axis in facts.axes]
-
-    def read(self, rows):
-        """Values (n, T, C, *grid) of at most 32 frames, evenly spaced, or of the answer."""
-        return self.fields.read(rows, self.frames).numpy()
 
 
 class Averages:
@@ -223,7 +220,7 @@ def contradictions(fields):
     if facts.linear and facts.shifts == facts.axes and not facts.inputs:
         some = look.rows[:16]
         same = (fields.params(some) == fields.params(some[:1])).all(1).numpy()
-        if (rest := nonlinear(look.read(some[same]))) > 0.2:
+        if (rest := nonlinear(look.fields.read(some[same], look.frames).numpy())) > 0.2:
             yield (f"The equation is said to be linear, but {100 * rest:.0f} % of a step is no "
                    "linear map of the field.")
 

@@ -108,18 +108,17 @@ class Fields:
     def __len__(self):
         return len(self.row)
 
-    def read(self, indices, frames=slice(None)):
-        """Float32 (n, T, C, *grid) of trajectories in any order; `frames` takes part of them."""
-        return self._read(indices, self.frames[frames], self.facts.channels)
-
     def inputs(self, indices, frames=slice(None)):
-        """The given channels (n, T, E, *grid), T = 1 where they do not vary; None without any."""
-        if not self.facts.inputs:
-            return None
-        frames = self.frames[frames] if self.facts.inputs_vary else range(1)
-        return self._read(indices, frames, self.facts.inputs)
+        """The given channels, as `read` has them; None without any."""
+        return self.read(indices, frames, inputs=True) if self.facts.inputs else None
 
-    def _read(self, indices, frames, channels):
+    def read(self, indices, frames=slice(None), inputs=False):
+        """Float32 (n, T, C, *grid) of trajectories in any order; `frames` takes part of them.
+
+        Or their inputs (n, T, E, *grid), T = 1 where they do not vary.
+        """
+        channels = self.facts.inputs if inputs else self.facts.channels
+        frames = range(1) if inputs and not self.facts.inputs_vary else self.frames[frames]
         indices = np.asarray(indices, dtype=np.int64)
         out = np.empty((len(indices), len(frames), len(channels), *self.facts.grid), np.float32)
         keys = np.stack([self.owner[indices], self.part[indices]])
@@ -140,15 +139,12 @@ class Fields:
         return torch.from_numpy(out)
 
     def stream(self, indices, megabytes=32, inputs=False):
-        """Yield all frames of these trajectories as u (B, C, *grid) of bounded size.
-
-        Or of their inputs (B, E, *grid), of which there is one where they do not vary.
-        """
-        facts, read = self.facts, self.inputs if inputs else self.read
+        """Yield what `read` gives of these trajectories as u (B, C, *grid) of bounded size."""
+        facts = self.facts
         size = 4 * len(facts.inputs if inputs else facts.channels) * math.prod(facts.grid)
         frames = 1 if inputs and not facts.inputs_vary else facts.frames
         for rows, span in pieces(len(indices), frames, size, int(megabytes * 2**20)):
-            yield read(indices[rows], span).flatten(0, 1)
+            yield self.read(indices[rows], span, inputs).flatten(0, 1)
 
     def params(self, indices):
         """Float64 (n, P): raw parameter values in the order of `facts.params`."""
