@@ -129,7 +129,6 @@ def sha256(path):
 
 
 def flush(path):
-    """Force a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

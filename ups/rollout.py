@@ -90,7 +90,6 @@ def choose_plan(plans, leads, accuracy=None):
 
 
 def plan_error(known, leads):
-    """The mean error at some frames."""
     return sum(known[min(lead, len(known)) - 1] for lead in leads) / len(leads) if known else 0.0
 
 

@@ -176,7 +176,6 @@ class Simulator:
 
     @functools.cache  # noqa: B019
     def generator(self, name):
-        """What draws members of a task."""
         stage = preferred(self.run, name)
         generator = load_generator(self.run, stage, self.operator).model
         return generator.to(self.device) if isinstance(generator, torch.nn.Module) else generator

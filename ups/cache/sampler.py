@@ -29,7 +29,6 @@ class StepSampler:
         return map(self.batch, range(self.start, self.steps))
 
     def batch(self, step):
-        """The global batch of one step."""
         block, place = divmod(step, len(self.order))
         task = self.order[place]
         size, first = self.sizes[task], block * self.batch_size

@@ -178,7 +178,6 @@ def _moments(batches, channels) -> tuple[Tensor, Tensor]:
 
 
 def truncate(codec: PatchCodec, width: int) -> PatchCodec:
-    """Keep the leading `width` components."""
     if not 1 <= width <= len(codec.scale):
         raise ValueError(f"{width} components asked for; this codec has 1 to {len(codec.scale)}.")
     short, scale = PatchCodec({**codec.config, "width": width}), codec.scale[:width]

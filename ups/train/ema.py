@@ -22,7 +22,6 @@ def local(tensors):
 
 @compile_in_graph(options=OPTIONS)
 def blend(shadow, params, share):
-    """shadow <- shadow + share (params - shadow), in place."""
     change = torch._foreach_sub(params, shadow)
     torch._foreach_mul_(change, share)
     torch._foreach_add_(shadow, change)

@@ -213,7 +213,7 @@ class Run:
         if self.backward is None:
             raise UsageError("call run.resume(model, optimizer, ema, backward, built_on=..) before "
                              "run.progress(loader).")
-        self.started, self.begun = True, time.monotonic() - self.seconds  # of all launches
+        self.started, self.begun = True, time.monotonic() - self.seconds  # as one launch
         self._catch_signals()
         if cfg.dry_run:
             dry_run.report(self, *(yield from dry_run.measure(self, self._steps(loader))))

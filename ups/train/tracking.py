@@ -21,8 +21,6 @@ PATIENCE = 45  # seconds that training waits for W&B to start or to finish
 
 
 class Metrics:
-    """Append metrics to a file of JSON lines."""
-
     def __init__(self, path):
         self.path, self.waiting = Path(path), ""
 
