@@ -14,7 +14,8 @@ import train_operator
 from ups.config import UsageError
 from ups.data.make import make
 from ups.eval.choices import STRENGTHS
-from ups.stages import load_generator, load_operator, preferred
+from ups.stages import inherit, load_generator, load_operator, preferred
+from ups.train.run import RunConfig
 
 SIZES = ["--model.dim", "16", "--model.depth", "2", "--model.modes", "4"]
 TINY = ["--steps", "8", "--batch_size", "8", "--log_every", "1", "--eval_every", "8",
@@ -50,6 +51,14 @@ def copied(base, tmp_path, *stages):
 def metrics(folder):
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+def test_a_cache_is_made_where_a_run_says_only_if_one_is_there(base, tmp_path):
+    operator = load_operator(base / "run")
+    assert inherit(RunConfig(run="r"), operator).cache == str(base / "cache")
+    assert inherit(RunConfig(run="r", cache="mine"), operator).cache == "mine"
+    operator.settings.cache = str(tmp_path)  # a stranger's word
+    assert inherit(RunConfig(run="r"), operator).cache == "cache"
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -78,7 +78,7 @@ KINDS = {  # of the values that are used as they are; None: any other name
     "exit.json": {"status": str, "step": int, "seconds": Real, "micro_batch": int},
     "choices.json": {None: {"plans": {None: [Real]}, "precision": str, "perturbation": Real,
                             "strength": Real, "crps_ratio": Real}},
-    "config.json": {"strides": [int], **dict.fromkeys(
+    "config.json": {"strides": [int], "cache": str, **dict.fromkeys(
         ("history", "stride_x", "stride_t", "members", "calls"), int)}}
 
 

@@ -147,11 +147,17 @@ def load_generator(run, stage, operator):
 
 
 def inherit(cfg, operator):
-    """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
+    """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given.
+
+    A folder that holds no cache is not written to because a run, maybe a stranger's, names it.
+    """
     default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
            if name not in INHERITED or value != default.get(name)}
-    return SimpleNamespace(**vars(operator.settings) | own, built_for=list(operator.facts))
+    known = vars(operator.settings)
+    if not any(Path(known.get("cache", "")).glob("*/manifest.json")):
+        known = known | {"cache": RunConfig.cache}
+    return SimpleNamespace(**known | own, built_for=list(operator.facts))
 
 
 def load_stage(run, stage, build):
