@@ -154,7 +154,6 @@ def test_codec(run, codec, task):
 
 # what every stage leaves
 def picture_of(run, what, task, tasks):
-    """The file of a task's picture."""
     return run.folder / (f"{what}.png" if len(tasks) == 1 else f"{what}_{task.name}.png")
 
 

@@ -87,11 +87,8 @@ def by_trajectory(accelerator, tables, chosen, size, title=None):
                 shape = len(chosen), *table.shape[1:]
                 whole[name] = torch.zeros(shape, dtype=torch.float64)
             whole[name][begin : begin + size] = table[: len(own)].double().cpu()
-    if world > 1:
-        for name, table in whole.items():
-            table = table.to(accelerator.device)
-            whole[name] = accelerator.reduce(table, reduction="sum").cpu()
-    return whole
+    return {name: accelerator.reduce(table.to(accelerator.device), reduction="sum").cpu()
+            for name, table in whole.items()}
 
 
 def score(p, y, u0, conserved=(), energy=None, only=None):

@@ -72,7 +72,6 @@ def write_report(folder, about, pictures):
 
 
 def made_with(accelerator):
-    """Device, commit of the code, versions, date."""
     device, root = accelerator.device, Path(__file__).parent
     git = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty", "--exclude=*"],
                          capture_output=True, text=True)
@@ -245,9 +244,8 @@ def _task(result, facts, chosen, params, fields, errors):
                         yscale="log"),
                    over("nrmse", shown, "nRMSE of operator and ensembles"))] * (steps > 1)),
         section("Spectra", *spectra()),
-        section("Calibration", *[over("crps_ratio", ensembles, "CRPS / operator's", level=1),
-                                 over("spread_skill", ensembles, "spread / skill (right: 1)",
-                                      level=1), *ranks()] * bool(ensembles)),
+        section("Calibration", over("crps_ratio", ensembles, "CRPS / operator's", level=1),
+                over("spread_skill", ensembles, "spread / skill (right: 1)", level=1), *ranks()),
         *(f"<h3>{title}</h3>" + table(["", *head], [[name, *row] for name, row in rows.items()])
           for title, head, rows in _against_truth(result)),
         section(f"Conservation of the mean of {', '.join(result['conserved'])}",
