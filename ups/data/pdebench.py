@@ -36,11 +36,6 @@ class Published:
     file: str       # how published names begin
     params: dict    # names; the value holds where a file does not say, None: the file must say
 
-    @property
-    def test(self):
-        """Which tenth of the samples."""
-        return "first" if self.layout in ("flat", "steady") else "last"
-
 
 def _task(name, equation, layout, axes, channels, params, boundary, file, domain=(0.0, 1.0),
           **facts):
@@ -136,9 +131,10 @@ def _groups(f, task):
 def open_pdebench(path, name):
     """Read the header of a file that `identify` takes for the task `name`."""
     path, points, task = Path(path), {}, TASKS[name]
+    more = {"family": True, "test": "first" if task.layout in ("flat", "steady") else "last"}
     with opened(path) as f:
         if not _fits(f, task):  # our own solver's, in our own layout
-            return replace(open_array(path), test=task.test, family=True)
+            return replace(open_array(path), **more)
         groups, facts = _groups(f, task), dict(vars(task.facts))
         first = f"{groups[0]}/" if groups else ""  # the others are like the first, or refused
         sources = {channel: (Variable(key, f[first + key].shape, f[first + key].dtype.kind, axes,
@@ -158,8 +154,7 @@ def open_pdebench(path, name):
         facts |= NS2D if name == "ns2d" and "ups" in f.attrs else {}
         said = _said(f, first)
         params = {key: said.get(key.lower(), value) for key, value in task.params.items()}
-        return found(path, sizes, sources, inputs, points, params, facts, test=task.test,
-                     family=True)
+        return found(path, sizes, sources, inputs, points, params, facts, **more)
 
 
 def _said(f, first):
