@@ -53,7 +53,7 @@ class Config(RunConfig):
         check(self, anchor=(0, math.inf))
 
 
-def ensemble_loss(model, batch, tasks, anchor):
+def ensemble_loss(model, batch, law, tasks, anchor):
     """Fair CRPS of a roll-out's members, and the relative error of one without noise: (B,)."""
     task, (vector, field) = tasks[batch["task"]], (batch["vector"], batch["field"])
     z, inputs = task.augment(batch["z"], batch.get("move"), batch.get("inputs"))
@@ -67,7 +67,7 @@ def ensemble_loss(model, batch, tasks, anchor):
                     field[:, k].flatten(0, 1))
         state, z1_hat = moved_on(state, end), end.unflatten(0, (-1, members))    # (B, M, N, D)
         loss = loss + anchor * task.relative_error(z1_hat[:, -1], z1)
-        loss = loss + fair_crps(z1_hat[:, :-1], z1, task)
+        loss = loss + fair_crps(z1_hat[:, :-1], z1, task, law, batch["task"])
     return loss / steps / task.typical_change[batch["stride"]]
 
 
@@ -108,7 +108,8 @@ def main(argv=None):
         ensemble = run.accelerator.unwrap_model(model)
         generator = ensemble if cfg.draws > 1 else Perturbed(ensemble, None)    # the control
         ema = EMA(model, cfg.ema)
-        backward = Backward(run, model, partial(ensemble_loss, tasks=data.tasks, anchor=cfg.anchor))
+        backward = Backward(run, model, partial(ensemble_loss, law=ensemble.law, tasks=data.tasks,
+                                                anchor=cfg.anchor))
         run.resume(model, optimizer, ema, backward,
                    built_on=data.fingerprints | {"operator": operator.mark})
 

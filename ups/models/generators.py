@@ -31,7 +31,6 @@ NUMBERS = 32  # of a member's noise vector (FGN: Alet et al. 2025)
 LADDER = angles(8)  # along which a teacher is distilled
 JUMPS = (0, 3)  # places in it of the student's first and second call
 MEASURED, CHUNK = 2048, 256  # steps of which residuals are measured, and of these at a time
-LEVELS = 4  # of fields and their block means in a CRPS
 FLOOR = 1e-8  # least variance of a direction, as a share of the largest
 
 
@@ -67,6 +66,15 @@ class ResidualLaw(nn.Module):
         waves = torch.fft.rfftn(x.to(root.dtype).unflatten(1, tokens), dim=(1, 2, 3))
         waves = torch.einsum("xyzij,bxyzj->bxyzi", torch.view_as_complex(root), waves)
         return torch.fft.irfftn(waves, s=tokens, dim=(1, 2, 3)).flatten(1, 3)
+
+    def waves(self, z, task):
+        """Waves of z (B, N, D) over the tokens, (B, X, Y, Z/2 + 1, D, 2), each divided by the root
+        of the residuals' deviation in it: half whitened, so that faint ones count, and drown none.
+        """
+        root = torch.view_as_complex(self.get_buffer(f"root{task}"))
+        z = z[..., :root.shape[-1]].unflatten(1, self.tasks[task].tokens)
+        waves = math.sqrt(2) * torch.fft.rfftn(z, dim=(1, 2, 3), norm="ortho")
+        return torch.view_as_real(waves / root.abs().square().sum(-1) ** 0.25)
 
     def residual(self, x, change, task):
         """r (B, N, D) of x, nowhere larger than residuals were seen to be: it is fed back."""
@@ -263,24 +271,25 @@ class Perturbed:
         return self.operator(z, dt, cond, task, inputs)
 
 
-def fair_crps(z, z1, task):
-    """CRPS (B,) of members z (B, M, N, D) against z1 (B, N, D): of the fields and of their means
-    over 2, 4 and 8 points an axis, in units of the field's norm; of one member, absolute errors.
+def fair_crps(z, z1, task, law, index):
+    """CRPS (B,) of members z (B, M, N, D) against z1 (B, N, D), in units of the field's norm: half
+    of the fields, half of waves of the latents; of one member, absolute errors.
 
-    Fair (Ferro 2014), so that the spread is right for any number of members; over scales as in
-    AIFS-CRPS (Lang et al. 2024).
+    Fair (Ferro 2014), so that the spread is right for any number of members. Points hardly tell
+    which scales vary, and left to them small scales fill with noise; waves do (FourCastNet 3,
+    Bonev et al. 2025).
     """
-    u = task.decode(torch.cat([z, z1[:, None]], 1))  # (B, M + 1, C, *grid)
+    z = torch.cat([z, z1[:, None]], 1)
     std = getattr(task.codec, "full", task.codec).std
-    u = u / std.view(-1, *[1] * (u.ndim - 3))
-    weight, count, total = task.channel_weight, z.shape[1], 0.0
-    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[u.ndim - 4]
-    pairs = count / max(1, count - 1) / 2  # the mean below counts members with themselves
-    for _ in range(LEVELS):
-        x, y = u[:, :-1], u[:, -1:]
-        total = total + (x - y).abs().flatten(1).mean(1)
-        total = total - pairs * (x[:, None] - x[:, :, None]).abs().flatten(1).mean(1)
-        kernel = [min(2, n) for n in u.shape[3:]]
-        u = pool(u.flatten(0, 1), kernel).unflatten(0, u.shape[:2])
+    fields = task.decode(z).flatten(3) / std[:, None]  # (B, M + 1, C, points)
+    waves = law.waves(z.flatten(0, 1), index).unflatten(0, z.shape[:2])
+    weight = task.channel_weight
     size = (weight * z1.square()).sum((1, 2)) / (z1.shape[1] * weight.sum())
-    return total / LEVELS / size.clamp(min=1e-6).sqrt()
+    return (_fair_crps(fields) + _fair_crps(waves)) / 2 / size.clamp(min=1e-6).sqrt()
+
+
+def _fair_crps(u):
+    """Of members and, last, the truth (B, M + 1, ..): (B,), the mean over what follows."""
+    x, y, count = u[:, :-1], u[:, -1:], u.shape[1] - 1
+    apart = (x[:, None] - x[:, :, None]).abs().flatten(1).mean(1)  # of members with themselves too
+    return (x - y).abs().flatten(1).mean(1) - count / max(1, count - 1) / 2 * apart
