@@ -72,8 +72,8 @@ def test_resume_is_exact(base, monkeypatch, capsys):
     flags = ["--init", str(base / "parent"), "--steps", "6", "--save_every", "3",
              "--strides", "1", "2"]
     train(base, "whole", *flags, data=None)
-    said = f"--init {base / 'parent'}: it has learned --strides 1, and this run learns 1 2."
-    assert said in capsys.readouterr().err
+    said = f"burgers1d: {base / 'parent'} has learned strides [1], and this run learns [1, 2]."
+    assert said in capsys.readouterr().out
     save = train_operator.Run.save
 
     def stop(run):

@@ -12,7 +12,6 @@ from ups.data.write import unmasked
 from ups.memory import require_memory
 from ups.rollout import choose_plan, plan_error
 
-PLAN = 400  # bytes of a step in a plan
 FEWER = "ask for fewer steps at a time"
 MARGIN = 0.25  # of the range in training: a field that leaves it by more is told
 
@@ -44,12 +43,9 @@ def plan_of(task, steps, times, dt, accuracy, stride):
     if stride not in (None, *plans):
         raise UsageError(f"stride={stride!r}: this run has learned steps of {listed(plans)} "
                          "frames.")
-    if times is None:
-        every = 1 if dt is None else stride
-        leads = range(every, every * steps + 1, every)
-    else:
-        leads = _frames_at(times, unit)
-    require_memory(PLAN * leads[-1], f"a roll-out of {leads[-1]} steps", FEWER)
+    every = 1 if dt is None else stride
+    leads = range(every, every * steps + 1, every) if times is None else _frames_at(times, unit)
+    require_memory(400 * leads[-1], f"a roll-out of {leads[-1]} steps", FEWER)
     if accuracy is not None and not all(plans.values()):
         raise UsageError("accuracy= needs the errors of validation, and the run has no "
                          "operator/choices.json with them; leave accuracy out.")

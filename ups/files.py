@@ -74,33 +74,28 @@ def write_json(path, value):
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-KINDS = {  # of the values that are used as they are; None: any other name
-    "exit.json": {"status": str, "step": int, "seconds": Real, "micro_batch": int},
-    "choices.json": {None: {"plans": {None: [Real]}, "precision": str, "perturbation": Real,
-                            "strength": Real, "crps_ratio": Real}},
-    "config.json": {"strides": [int], "cache": str, **dict.fromkeys(
-        ("history", "stride_x", "stride_t", "members", "calls"), int)}}
+KINDS = {  # of the values that are used as they are; None: of any other name
+    "exit.json": {"status": str, "reason": str, None: Real}, "config.json": {"strides": [int]},
+    "choices.json": {None: {"plans": {None: [Real]}, "precision": str, None: Real}}}
 
 
 def read_json(path):
     """An object, empty where there is no file."""
     try:
         value = json.loads(path.read_text()) if path.exists() else {}
-        if _fits(value, KINDS.get(path.name, {})):
-            return value
-    except (ValueError, RecursionError):
-        pass
-    cure = "put it back, or give another --run" if path.name == "config.json" else "remove it"
-    raise UsageError(f"{path} is damaged; {cure}.")
+        return _kind(value, KINDS.get(path.name, {}))
+    except (TypeError, ValueError):
+        raise UsageError(f"{path} is damaged; put a sound copy back, or remove it.") from None
 
 
-def _fits(value, kind):
-    if isinstance(kind, dict):
-        return isinstance(value, dict) and all(
-            _fits(one, kind.get(name, kind.get(None, object))) for name, one in value.items())
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(_fits(one, *kind) for one in value)
-    return isinstance(value, kind)
+def _kind(value, kind):
+    if not isinstance(value, kind if isinstance(kind, type) else type(kind)):
+        raise TypeError
+    for name, one in value.items() if isinstance(kind, dict) else ():
+        _kind(one, kind.get(name, kind.get(None, object)))
+    for one in value if isinstance(kind, list) else ():
+        _kind(one, *kind)
+    return value
 
 
 @contextlib.contextmanager

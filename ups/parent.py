@@ -12,7 +12,6 @@ import torch
 
 from ups.config import UsageError, build, flat
 from ups.data.facts import from_plain
-from ups.data.find import tell
 from ups.files import read_json
 from ups.models.codec import build_codec
 from ups.relative_error import mean_relative_error
@@ -48,11 +47,9 @@ def inherit_codec(cfg, folder, fields):
     What a new operator takes beside weights is written along: the index of the data set among the
     parent's, and the unit of a step.
     """
-    init, ours = cfg.init, sorted({*getattr(cfg, "strides", [1])})
-    theirs = sorted({*read_json(Path(init) / "operator" / "config.json").get("strides", [1])})
-    if ours != theirs:
-        old, new = (" ".join(map(str, strides)) for strides in (theirs, ours))
-        tell(f"--init {init}: it has learned --strides {old}, and this run learns {new}.")
+    init, old = cfg.init, read_json(Path(cfg.init) / "operator" / "config.json").get("strides")
+    if old and old != (new := [*getattr(cfg, "strides", [1])]):
+        print(f"{fields.facts.name}: {init} has learned strides {old}, and this run learns {new}.")
     config, _ = load_model(Path(init) / "operator" / "model")
     facts, known = fields.facts, [from_plain(about) for about in config["fields"]]
     index = _counterpart(init, facts, known)

@@ -147,17 +147,13 @@ def load_generator(run, stage, operator):
 
 
 def inherit(cfg, operator):
-    """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given.
-
-    A folder that holds no cache is not written to because a run, maybe a stranger's, names it.
-    """
+    """`cfg` with the operator's tasks, strides and codec, and its data and cache unless given."""
     default = vars(RunConfig()) if isinstance(cfg, RunConfig) else {}  # of a stage: not given
     own = {name: value for name, value in vars(cfg).items()
            if name not in INHERITED or value != default.get(name)}
-    known = vars(operator.settings)
-    if not any(Path(known.get("cache", "")).glob("*/manifest.json")):
-        known = known | {"cache": RunConfig.cache}
-    return SimpleNamespace(**known | own, built_for=list(operator.facts))
+    if not any(Path(getattr(operator.settings, "cache", "")).glob("*/manifest.json")):
+        own = {"cache": RunConfig.cache} | own  # never made where only a run, a stranger's, says
+    return SimpleNamespace(**vars(operator.settings) | own, built_for=list(operator.facts))
 
 
 def load_stage(run, stage, build):

@@ -26,6 +26,7 @@ from ups.data.well import open_well
 from ups.files import read_json
 
 DEFAULT = "burgers1d"  # what is trained on where nothing is said
+tell = functools.cache(print)  # once: some scripts open their data twice
 
 
 class NoData(UsageError):
@@ -48,22 +49,16 @@ def open_fields(task, root="data", stride_x=1, stride_t=1):
 def fields_of(files, **strides):
     """Files as `Fields`; says aloud what the readers decided, and where scores will scatter."""
     for sentence in dict.fromkeys(f"{file.path}: {one}" for file in files for one in file.warnings):
-        tell(sentence)
+        tell(sentence, file=sys.stderr)
     fields = Fields(files, **strides)
     name = fields.facts.name
     if fields.in_time:
         tell(f"{name}: too few trajectories to split, so each is split in time: the first part "
-             "trains, the last tests, with gaps between them.")
+             "trains, the last tests, with gaps between them.", file=sys.stderr)
     elif (few := len(fields.split("test"))) < 10:
         tell(f"{name}: only {few} test trajector{'y' if few == 1 else 'ies'}; expect scores to "
-             "scatter.")
+             "scatter.", file=sys.stderr)
     return fields
-
-
-@functools.cache
-def tell(sentence):
-    """Once: some scripts open their data twice."""
-    print(sentence, file=sys.stderr)
 
 
 def read_facts(path):
