@@ -272,12 +272,13 @@ class Perturbed:
 
 
 def fair_crps(z, z1, task, law, index):
-    """CRPS (B,) of members z (B, M, N, D) against z1 (B, N, D), in units of the field's norm: half
-    of the fields, half of waves of the latents; of one member, absolute errors.
+    """CRPS (B,) of members z (B, M, N, D) against z1 (B, N, D), of the fields and of waves of the
+    latents, in units of the field's norm; of one member, absolute errors.
 
     Fair (Ferro 2014), so that the spread is right for any number of members. Points hardly tell
     which scales vary, and left to them small scales fill with noise; waves do (FourCastNet 3,
-    Bonev et al. 2025).
+    Bonev et al. 2025), and are half of the whole where the noise is that of the equation. The more
+    an error follows the change in a step, the more it matters where it is, and the fewer they are.
     """
     z = torch.cat([z, z1[:, None]], 1)
     std = getattr(task.codec, "full", task.codec).std
@@ -285,7 +286,8 @@ def fair_crps(z, z1, task, law, index):
     waves = law.waves(z.flatten(0, 1), index).unflatten(0, z.shape[:2])
     weight = task.channel_weight
     size = (weight * z1.square()).sum((1, 2)) / (z1.shape[1] * weight.sum())
-    return (_fair_crps(fields) + _fair_crps(waves)) / 2 / size.clamp(min=1e-6).sqrt()
+    share = (1 - law.get_buffer(f"law{index}")[1]).clamp(0, 1) / 2
+    return torch.lerp(_fair_crps(fields), _fair_crps(waves), share) / size.clamp(min=1e-6).sqrt()
 
 
 def _fair_crps(u):
