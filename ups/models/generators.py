@@ -71,10 +71,10 @@ class ResidualLaw(nn.Module):
         """Waves of z (B, N, D) over the tokens, (B, X, Y, Z/2 + 1, D, 2), each divided by the root
         of the residuals' deviation in it: half whitened, so that faint ones count, and drown none.
         """
-        root = torch.view_as_complex(self.get_buffer(f"root{task}"))
-        z = z[..., :root.shape[-1]].unflatten(1, self.tasks[task].tokens)
+        tokens, root = self.tasks[task].tokens, self.get_buffer(f"root{task}")
+        z = z[..., :root.shape[-2]].to(root.dtype).unflatten(1, tokens)
         waves = math.sqrt(2) * torch.fft.rfftn(z, dim=(1, 2, 3), norm="ortho")
-        return torch.view_as_real(waves / root.abs().square().sum(-1) ** 0.25)
+        return torch.view_as_real(waves / root.square().sum((-2, -1)) ** 0.25)
 
     def residual(self, x, change, task):
         """r (B, N, D) of x, nowhere larger than residuals were seen to be: it is fed back."""
@@ -284,10 +284,9 @@ def fair_crps(z, z1, task, law, index):
     std = getattr(task.codec, "full", task.codec).std
     fields = task.decode(z).flatten(3) / std[:, None]  # (B, M + 1, C, points)
     waves = law.waves(z.flatten(0, 1), index).unflatten(0, z.shape[:2])
-    weight = task.channel_weight
-    size = (weight * z1.square()).sum((1, 2)) / (z1.shape[1] * weight.sum())
     share = (1 - law.get_buffer(f"law{index}")[1]).clamp(0, 1) / 2
-    return torch.lerp(_fair_crps(fields), _fair_crps(waves), share) / size.clamp(min=1e-6).sqrt()
+    size = law.norm(z1, index).clamp(min=1e-3)
+    return torch.lerp(_fair_crps(fields), _fair_crps(waves), share) / size
 
 
 def _fair_crps(u):
