@@ -85,7 +85,8 @@ def read_json(path):
         value = json.loads(path.read_text()) if path.exists() else {}
         return _kind(value, KINDS.get(path.name, {}))
     except (TypeError, ValueError):
-        raise UsageError(f"{path} is damaged; put a sound copy back, or remove it.") from None
+        cure = "give another --run" if path.name == "config.json" else "remove it"
+        raise UsageError(f"{path} is damaged; put a sound copy back, or {cure}.") from None
 
 
 def _kind(value, kind):
