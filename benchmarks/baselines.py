@@ -18,7 +18,7 @@ from ups.config import parse
 from ups.data.augment import moved
 from ups.data.find import open_fields
 from ups.eval.metrics import nrmse
-from ups.models.precision import BACKWARD, products
+from ups.models.precision import TRAINING, products
 from ups.train.ema import EMA
 from ups.train.optim import Muon, set_lr
 from ups.train.ranks import now
@@ -184,7 +184,7 @@ def train_baseline(cell):
         model.zero_grad()
         with products("highest"):
             loss = loss_of()
-        with products(BACKWARD if cuda else "highest"):
+        with products(TRAINING if cuda else "highest"):
             loss.backward()
         nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()

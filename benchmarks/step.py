@@ -23,7 +23,7 @@ from ups.config import UsageError, check, command, parse
 from ups.data.make import make
 from ups.latents import open_latents
 from ups.models.latent_operator import LatentOperator
-from ups.models.precision import BACKWARD, products
+from ups.models.precision import TRAINING, products
 from ups.train.ranks import make_accelerator, now
 from ups.train.step import CudaGraphed
 
@@ -59,9 +59,8 @@ def bare_speed(words, steps):
 
     def step():
         optimizer.zero_grad(set_to_none=False)
-        with products("highest"):
+        with products(TRAINING):
             mean = loss(model, batch).mean()
-        with products(BACKWARD):
             mean.backward()
         torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()

@@ -309,7 +309,7 @@ def main():
     parser.add_argument("--out", type=Path, help="where logs and results go; a temporary folder")
     parser.add_argument("--strategy", choices=CONFIGS, help=argparse.SUPPRESS)  # of a rank
     args = parser.parse_args()
-    precision.BACKWARD = "highest"  # TF32 rounds other numbers of rows differently: 1e-5 in 8 steps
+    precision.TRAINING = "highest"  # TF32 rounds other numbers of rows differently: 1e-5 in 8 steps
     if args.strategy:
         return work(args.strategy, JOBS[args.strategy], args.out, args.cpu)
     if not args.cpu and not torch.cuda.is_available():

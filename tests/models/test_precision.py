@@ -1,4 +1,4 @@
-"""Products are exact, but in the backward pass of a training step on CUDA."""
+"""Products are exact, but in training on CUDA; there those of the first and last layer are."""
 
 import contextlib
 import types
@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from ups.models.precision import linear
 from ups.train.step import Backward, exact_inference
 
 
@@ -29,9 +30,8 @@ def test_products_of_an_evaluation_are_exact_whatever_the_process_has(monkeypatc
     assert seen == [("highest", False)] * 2
 
 
-@pytest.mark.parametrize("device, expected", [("cuda", ["highest", "high"]),
-                                              ("cpu", ["highest", "highest"])])
-def test_only_gradients_are_rounded(device, expected):
+@pytest.mark.parametrize("device, expected", [("cuda", ["high"] * 2), ("cpu", ["highest"] * 2)])
+def test_only_training_on_a_card_is_rounded(device, expected):
     seen, cudnn = [], torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
 
@@ -58,3 +58,29 @@ def test_only_gradients_are_rounded(device, expected):
     step._chunk({"x": torch.ones(3, 2), "rows": torch.arange(3)}, rows=3)
     assert seen == expected
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == before
+
+
+def test_a_linear_layer_is_exact_where_factors_are_rounded_to_ten_bits(monkeypatch):
+    """F.linear here rounds its factors as the tensor cores do, and adds them up in double."""
+    def tf32(x):
+        bits = x.detach().view(torch.int32)
+        bits = (bits + (1 << 12) & -(1 << 13)).view(torch.float32)
+        return (x + (bits - x.detach())).double()  # the gradient of x
+
+    def rounded(x, weight, bias=None):
+        y = tf32(x) @ tf32(weight).T
+        return (y if bias is None else y + bias).float()
+
+    generator = torch.Generator().manual_seed(0)
+    layer, x = torch.nn.Linear(24, 32), torch.randn(500, 24, generator=generator)
+    x.requires_grad_()
+    wanted = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    gradients = torch.autograd.grad(wanted.square().sum(), [x, layer.weight, layer.bias])
+    monkeypatch.setattr(torch.nn.functional, "linear", rounded)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert 1e-4 < ((layer(x) - wanted).norm() / wanted.norm()) < 1e-3
+    assert (linear(layer, x) - wanted).norm() / wanted.norm() < 3e-7
+    for found, gradient in zip(torch.autograd.grad(linear(layer, x).square().sum(),
+                                                   [x, layer.weight, layer.bias]),
+                               gradients, strict=True):
+        assert (found - gradient).norm() / gradient.norm() < 1e-3

@@ -20,6 +20,7 @@ from ups.models import recipe
 from ups.models.attention import RotaryAttention, WindowAttention
 from ups.models.fourier import FourierMixer
 from ups.models.layers import Block, GatedMLP, Grid, PerTask, bounded
+from ups.models.precision import linear
 
 BODIES = ("fourier", "plain", "pdet")
 PRECISIONS = ("float32", "bfloat16")
@@ -130,7 +131,7 @@ class TokenBody(nn.Module):
         grid = Grid(spec.periodic, tuple(tables), task)
 
         x = x.unflatten(1, spec.tokens)                              # (B, X, Y, Z, inputs)
-        x = self.inp[task](torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        x = linear(self.inp[task], torch.cat([x, places.expand(len(x), *places.shape)], -1))
         if added is not None:
             x = x + added.unflatten(1, spec.tokens)
         x = x.to(self.low) if self.low else x
@@ -139,7 +140,7 @@ class TokenBody(nn.Module):
             for block, m in zip(self.blocks, modulation, strict=True):
                 x = block(x, m, grid)
         x = x.to(self.out[task].weight.dtype) if self.low else x
-        return self.out[task](x).flatten(1, 3)
+        return linear(self.out[task], x).flatten(1, 3)
 
     def _precision(self, x):
         """Where products are bfloat16, while the residual stream stays as it is: in training."""

@@ -204,14 +204,12 @@ class Backward:
     def _chunk(self, chunk, rows):
         world, cuda = self.accelerator.num_processes, self.accelerator.device.type == "cuda"
         sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
-        with sync:
-            with products("highest"):
-                losses = self.loss(self.model, chunk)
-                check_losses(losses, len(chunk["rows"]))
-                loss = losses.sum() / (rows * world)
+        with sync, products(precision.TRAINING if cuda else "highest"):
+            losses = self.loss(self.model, chunk)
+            check_losses(losses, len(chunk["rows"]))
+            loss = losses.sum() / (rows * world)
             # FSDP2 averages the gradients over the processes, we want their sum
-            with products(precision.BACKWARD if cuda else "highest"):
-                self.accelerator.backward(loss * world if self.sharded else loss)
+            self.accelerator.backward(loss * world if self.sharded else loss)
         self.mean += loss.detach()
         if not self.sharded:  # collect the gradients, all in one launch
             self.used[chunk.get("task")] = used = [
