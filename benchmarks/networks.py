@@ -1,4 +1,5 @@
-"""The yardsticks' networks, over one or two axes: (B, inputs, *grid) -> (B, outputs, *grid).
+"""The yardsticks' networks, over one or two axes, the U-Net's over three too: (B, inputs, *grid)
+-> (B, outputs, *grid).
 
     FNO     x <- x + mlp(gelu(spectral(x) + linear(x)))             Li et al. 2021
     U-Net   x <- x + conv(gelu(limit(conv(gelu(limit(x))))))        Ronneberger et al. 2015
@@ -132,7 +133,7 @@ class UNet(nn.Module):
 
     def __init__(self, config, inputs, outputs, grid, periodic):
         super().__init__()
-        c, conv = config, (Conv1d, Conv2d)[len(grid) - 1]
+        c, conv = config, (Conv1d, Conv2d, nn.Conv3d)[len(grid) - 1]
         same = {"kernel_size": 3, "padding": 1,
                 "padding_mode": "circular" if periodic else "replicate"}
         widths = [c.width << level for level in range(c.levels + 1)]

@@ -4,10 +4,11 @@
     python -m benchmarks.scale --shrink 16     # tries the command, on a CPU too
 
 A step is forward, backward and fused AdamW of single transitions, on latents that lie on the
-device; blocks are compiled one by one, as one graph serves all. TFLOP/s count the products of
-forward and backward once, whatever is recomputed; `of dense` is their share of the card's rate in
-products of 8192 x 8192 matrices in bfloat16. GiB are the peak, and what of it is neither weights,
-gradients nor optimizer: activations.
+device; blocks are compiled one by one, as one graph serves all. The U-Nets have about as many
+parameters, see the same points, of one channel, and are compiled as a whole. TFLOP/s count the
+products of forward and backward once, whatever is recomputed; `of dense` is their share of the
+card's rate in products of 8192 x 8192 matrices in bfloat16. GiB are the peak, and what of it is
+neither weights, gradients nor optimizer: activations.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.bench import device_name, heading, row
+from benchmarks.networks import UNet, UNetConfig
 from ups.config import check, command, parse
 from ups.models.body import BodyConfig
 from ups.models.latent_operator import LatentOperator, TaskSpec
@@ -35,11 +37,14 @@ ROWS = [  # name, rows, tokens, sizes, how
     ("3-D, 32^3 tokens, 12 waves", 2, CUBE, {"dim": 256, "depth": 8, "modes": 12},
      ("tf32", "bf16", "bf16 recompute")),
     ("2-D, compiled as a whole", 8, PLANE, XL, ("bf16 whole",)),
+    ("U-Net, 256 x 256 points", 8, (256, 256), {"width": 304}, ("tf32", "bf16")),
+    ("U-Net, 128^3 points", 2, (128, 128, 128), {"width": 76}, ("tf32", "bf16")),
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    only: str = ""     # rows whose names begin so
     steps: int = 10    # that are timed, after 3 that compile
     shrink: int = 1    # divides widths and the sides of grids
 
@@ -50,6 +55,10 @@ class Config:
 def build(rows, tokens, sizes, how, shrink, device):
     """A model and its batch."""
     tokens = tuple(max(1, n // shrink) for n in tokens)
+    if "width" in sizes:
+        config = UNetConfig(max(4, sizes["width"] // shrink))
+        with torch.device(device):
+            return UNet(config, 1, 1, tokens, True), torch.randn(rows, 1, *tokens)
     sizes = sizes | {"dim": max(16, sizes["dim"] // shrink)}
     config = BodyConfig(precision="bfloat16" if "bf16" in how else "float32", **sizes)
     with torch.device(device):
@@ -67,7 +76,10 @@ def flops(rows, tokens, sizes, shrink, device):
     return rows * counter.get_total_flops()
 
 
-def loss_of(model, z):
+def loss_of(model, z, how=""):
+    if isinstance(model, UNet):
+        with torch.autocast(z.device.type, torch.bfloat16, enabled="bf16" in how):
+            return (model(z) - z).float().square().mean()
     given = torch.full((len(z),), 0.1, device=z.device), z.new_zeros(len(z), 0)
     return (model(z, *given) - z).float().square().mean()
 
@@ -75,16 +87,17 @@ def loss_of(model, z):
 def step_of(rows, tokens, sizes, how, cfg, device):
     """The training step of a row as a function, and its parameters."""
     model, z = build(rows, tokens, sizes, how, cfg.shrink, device)
-    for block in model.body.blocks:
+    blocks = [model] if "width" in sizes else model.body.blocks
+    for block in blocks:
         block.recompute = "recompute" in how
-    for part in [model] if "whole" in how else model.body.blocks:
-        part.compile(dynamic=False)
+    for part in [model] if "whole" in how else blocks:
+        part.compile(dynamic=False, disable=device.type == "cpu")  # there it takes minutes
     kind = Muon if "Muon" in how else AdamW
     optimizer = kind(model if kind is Muon else model.parameters(), 1e-4)
 
     @products("highest" if how == "float32" else "high")
     def step():
-        loss = loss_of(model, z)
+        loss = loss_of(model, z, how)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -138,7 +151,7 @@ def main(argv=None):
     heading(f"a training step, {device_name()}, torch {torch.__version__}, {dense:.0f} TFLOP/s "
             "in dense products", "model", "rows", "parameters", "ms", "TFLOP/s", "of dense", "GiB",
             "of these activations", width=60)
-    for name, rows, tokens, sizes, ways in ROWS:
+    for name, rows, tokens, sizes, ways in [r for r in ROWS if r[0].startswith(cfg.only)]:
         for how in ways:
             measure(name, rows, tokens, sizes, how, cfg, dense)
     print(f"\n{now() - start:.0f} s in all.")
