@@ -59,8 +59,9 @@ def bare_speed(words, steps):
 
     def step():
         optimizer.zero_grad(set_to_none=False)
-        with products(TRAINING):
+        with products(TRAINING if model.body.rounded else "highest"):
             mean = loss(model, batch).mean()
+        with products(TRAINING):
             mean.backward()
         torch.nn.utils.clip_grad_norm_(params, cfg.grad_clip, foreach=True)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Products are exact, but in training on CUDA; there those of the first and last layer are."""
+"""Products are exact, but in training on CUDA; there the first and last layers' are."""
 
 import contextlib
 import types
@@ -30,8 +30,10 @@ def test_products_of_an_evaluation_are_exact_whatever_the_process_has(monkeypatc
     assert seen == [("highest", False)] * 2
 
 
-@pytest.mark.parametrize("device, expected", [("cuda", ["high"] * 2), ("cpu", ["highest"] * 2)])
-def test_only_training_on_a_card_is_rounded(device, expected):
+@pytest.mark.parametrize("device, body, expected", [("cuda", True, ["high", "high"]),
+                                                    ("cuda", False, ["highest", "high"]),
+                                                    ("cpu", True, ["highest", "highest"])])
+def test_only_training_on_a_card_is_rounded(device, body, expected):
     seen, cudnn = [], torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
 
@@ -49,6 +51,7 @@ def test_only_training_on_a_card_is_rounded(device, expected):
             return grad
 
     model = torch.nn.Linear(2, 1)
+    model.rounded = body
     accelerator = types.SimpleNamespace(
         num_processes=1, device=torch.device(device), distributed_type=None,
         no_sync=lambda model: contextlib.nullcontext(), backward=lambda loss: loss.backward())

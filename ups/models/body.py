@@ -65,6 +65,7 @@ class TokenBody(nn.Module):
         self.config, self.tasks, self.scalars = config, tuple(tasks), scalars
         self.axes = [a for a in range(3)  # of the token grid, that some task has
                      if a == 2 or any(task.tokens[a] > 1 for task in self.tasks)]
+        self.rounded = len(self.axes) > 1  # ups/models/precision.py
         self.names = sorted({name for task in self.tasks for name in task.params})
 
         dim = config.dim

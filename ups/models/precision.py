@@ -1,9 +1,9 @@
 """How float32 numbers are multiplied in matrix products and convolutions.
 
-Evaluation is exact. Training on CUDA rounds factors to ten bits (TF32), which makes a step of
-`--size m` a third shorter. Only the first and the last layer of a body stay exact there: what their
-rounding changes is as large as the errors of a well trained step, what that of the blocks changes a
-hundred times smaller.
+Evaluation is exact. Training on CUDA rounds the factors of the backward pass to ten bits (TF32),
+which gradients bear, and those of the forward pass where the body has `rounded`: in 2-D and 3-D,
+where products take most of a step. On a line they take little, and errors fall low enough that
+rounded blocks cost accuracy. The first and the last layer stay exact everywhere.
 
 A roll-out may round the update, never the state, where validation shows that it does not matter:
 

@@ -117,6 +117,7 @@ class Backward:
         self.run, self.model, self.loss = run, model, loss
         self.accelerator = run.accelerator
         self.sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        self.rounded = any(getattr(module, "rounded", False) for module in model.modules())
         self.micro_batch = run.cfg.micro_batch
         self.splits = 0  # how often memory ran out so far, on any rank
         self.graphs = {} if run.graphs else None  # shape -> (its inputs, its computation)
@@ -204,12 +205,14 @@ class Backward:
     def _chunk(self, chunk, rows):
         world, cuda = self.accelerator.num_processes, self.accelerator.device.type == "cuda"
         sync = contextlib.nullcontext() if self.sharded else self.accelerator.no_sync(self.model)
-        with sync, products(precision.TRAINING if cuda else "highest"):
-            losses = self.loss(self.model, chunk)
-            check_losses(losses, len(chunk["rows"]))
-            loss = losses.sum() / (rows * world)
+        with sync:
+            with products(precision.TRAINING if cuda and self.rounded else "highest"):
+                losses = self.loss(self.model, chunk)
+                check_losses(losses, len(chunk["rows"]))
+                loss = losses.sum() / (rows * world)
             # FSDP2 averages the gradients over the processes, we want their sum
-            self.accelerator.backward(loss * world if self.sharded else loss)
+            with products(precision.TRAINING if cuda else "highest"):
+                self.accelerator.backward(loss * world if self.sharded else loss)
         self.mean += loss.detach()
         if not self.sharded:  # collect the gradients, all in one launch
             self.used[chunk.get("task")] = used = [
