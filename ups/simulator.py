@@ -27,6 +27,7 @@ from ups.config import UsageError, command
 from ups.eval.ensemble import member_noise, roll_out_members
 from ups.latents import load_tasks
 from ups.memory import require_memory
+from ups.models.layers import compiled
 from ups.models.precision import PRODUCTS, lowered, products
 from ups.rollout import roll_out, within
 from ups.stages import load_generator, load_operator, preferred
@@ -71,7 +72,7 @@ class Simulator:
         self.graphs = CudaGraphed(lambda key: self._predict(*key[:4], *self.static[key]), cuda)
         if compile:
             for one in self.models.values():
-                one.compile(dynamic=False)
+                compiled(one)
         return self
 
     def rollout(self, u0, steps=None, params=None, inputs=None, *, times=None, dt=None,

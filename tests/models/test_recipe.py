@@ -13,6 +13,7 @@ from ups.config import UsageError, flat, parse
 from ups.models.body import BodyConfig
 from ups.models.codec import PatchCodec, patch_sizes
 from ups.models.latent_operator import LatentOperator, TaskSpec
+from ups.models.layers import compiled
 from ups.models.recipe import SIZES, TOKENS, patches, told
 
 
@@ -123,3 +124,12 @@ def test_bfloat16_is_for_training_and_the_stream_stays_float32(model):
     with torch.no_grad():
         assert torch.equal(model(*arguments), exact[0])
     assert torch.equal(model.eval()(*arguments), exact[0])
+
+
+@pytest.mark.parametrize("tokens, dim, apart", [((1, 1, 16), 64, False), ((1, 8, 8), 64, False),
+                                                ((1, 8, 8), 256, True), ((4, 4, 4), 64, True)])
+def test_what_would_compile_for_minutes_is_compiled_block_by_block(tokens, dim, apart):
+    spec = TaskSpec("t", tokens, 4, (True, True, True))
+    model = compiled(LatentOperator(BodyConfig(dim=dim, depth=2, modes=2), [spec]))
+    parts = [m for m in model.modules() if m._compiled_call_impl is not None]
+    assert parts == (list(model.body.blocks) if apart else [model])

@@ -77,6 +77,8 @@ class TokenBody(nn.Module):
         self.condition = nn.Sequential(nn.Linear(scalars + len(self.names) + 1, dim), nn.SiLU(),
                                        nn.Linear(dim, dim))
         self.blocks = nn.ModuleList(self._block(dim, i) for i in range(config.depth))
+        for block in self.blocks:
+            block.apart = len(self.axes) == 3 or dim >= recipe.APART
         self.modulation = nn.ModuleList(nn.Linear(dim, 6 * dim) for _ in self.blocks)
         for p in (*self.out.parameters(), *self.modulation.parameters()):
             nn.init.zeros_(p)

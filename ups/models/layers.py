@@ -34,6 +34,7 @@ class Block(nn.Module):
     """One residual block; with gates of zero it is the identity."""
 
     recompute = False  # keep only the input for the backward pass, and compute the rest again
+    apart = False      # compiled by itself: `compiled`
 
     def __init__(self, mixer, mlp, layer_norm):
         super().__init__()
@@ -55,6 +56,13 @@ class Block(nn.Module):
 
     def norm(self, x):
         return F.layer_norm(x, x.shape[-1:]) if self.layer else x
+
+
+def compiled(model):
+    """The model, compiled in place: block by block where all of it would take many minutes."""
+    for part in [m for m in model.modules() if getattr(m, "apart", False)] or [model]:
+        part.compile(dynamic=False)
+    return model
 
 
 def autocast(x):

@@ -13,6 +13,7 @@ Why: docs/training.md; what was tried: benchmarks/ABLATIONS.md.
 import math
 
 TOKENS = 2**15  # of a field, at most
+APART = 256  # width from which, as in 3-D, blocks are compiled one by one
 
 # From width 128 on the learning rate falls as 1 / width.
 NAMES = ("model.dim", "model.depth", "model.modes", "model.precision", "batch_size", "steps",

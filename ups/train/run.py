@@ -33,6 +33,7 @@ from ups.config import RunError, Stopped, UsageError, check, flat
 from ups.data.find import names_of, refuse_other_data
 from ups.files import write_json
 from ups.memory import require_memory
+from ups.models.layers import compiled
 from ups.train import checkpoint, dry_run, folder
 from ups.train.checkpoint import export_model, write_checkpoint
 from ups.train.ranks import (
@@ -156,7 +157,7 @@ class Run:
             tasks = len(self.sampler.sizes) if self.sampler else 1
             torch._dynamo.config.recompile_limit = 8 + 4 * tasks  # more of them is an error
             torch._dynamo.config.fail_on_recompile_limit_hit = True
-            model.compile(dynamic=False)
+            compiled(model)
         return model
 
     def replay(self, function):
