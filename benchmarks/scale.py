@@ -4,7 +4,7 @@
     python -m benchmarks.scale --shrink 16     # tries the command, on a CPU too
 
 A step is forward, backward and fused AdamW of single transitions, on latents that lie on the
-device; blocks are compiled one by one, as one graph serves all. The U-Nets have about as many
+device, replayed as a CUDA graph; blocks are compiled one by one. The U-Nets have about as many
 parameters, see the same points, of one channel, and are compiled as a whole. TFLOP/s count the
 products of forward and backward once, whatever is recomputed; `of dense` is their share of the
 card's rate in products of 8192 x 8192 matrices in bfloat16. GiB are the peak, and what of it is
@@ -26,6 +26,7 @@ from ups.models.latent_operator import LatentOperator, TaskSpec
 from ups.models.precision import products
 from ups.train.optim import AdamW, Muon
 from ups.train.ranks import now
+from ups.train.step import CudaGraphed
 
 PLANE, CUBE = (1, 64, 64), (32, 32, 32)  # tokens
 XL = {"dim": 512, "depth": 12, "modes": 16}
@@ -103,7 +104,7 @@ def step_of(rows, tokens, sizes, how, cfg, device):
         optimizer.zero_grad(set_to_none=False)
         return loss.detach()
 
-    return step, list(model.parameters())
+    return CudaGraphed(step, device.type == "cuda"), list(model.parameters())
 
 
 def measure(name, rows, tokens, sizes, how, cfg, dense):
