@@ -133,3 +133,16 @@ def test_what_would_compile_for_minutes_is_compiled_block_by_block(tokens, dim, 
     model = compiled(LatentOperator(BodyConfig(dim=dim, depth=2, modes=2), [spec]))
     parts = [m for m in model.modules() if m._compiled_call_impl is not None]
     assert parts == (list(model.body.blocks) if apart else [model])
+
+
+@pytest.mark.parametrize("body, graphs", [("fourier", 1), ("plain", 1), ("pdet", 2)])
+def test_all_blocks_of_a_kind_are_compiled_once(body, graphs, monkeypatch):
+    """Of pdet, every second one shifts its windows. More than a few variants would be an error."""
+    found, config = [], BodyConfig(body=body, dim=64, depth=14, modes=2, window=2)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx",
+                        lambda graph, *_, **__: found.append(graph) or graph.forward)
+    torch._dynamo.reset()
+    model = LatentOperator(config, [TaskSpec("t", (4, 4, 4), 4, (True, True, True))])
+    compiled(model)(torch.zeros(1, 64, 4), torch.ones(1), torch.zeros(1, 0)).sum().backward()
+    torch._dynamo.reset()
+    assert len(found) == graphs

@@ -65,7 +65,7 @@ class TokenBody(nn.Module):
         self.config, self.tasks, self.scalars = config, tuple(tasks), scalars
         self.axes = [a for a in range(3)  # of the token grid, that some task has
                      if a == 2 or any(task.tokens[a] > 1 for task in self.tasks)]
-        self.rounded = len(self.axes) > 1  # ups/models/precision.py
+        self.rounded = len(self.axes) > 1  # products in training: ups/models/precision.py
         self.names = sorted({name for task in self.tasks for name in task.params})
 
         dim = config.dim
@@ -134,7 +134,7 @@ class TokenBody(nn.Module):
         grid = Grid(spec.periodic, tuple(tables), task)
 
         x = x.unflatten(1, spec.tokens)                              # (B, X, Y, Z, inputs)
-        x = linear(self.inp[task], torch.cat([x, places.expand(len(x), *places.shape)], -1))
+        x = self._exact(self.inp[task], torch.cat([x, places.expand(len(x), *places.shape)], -1))
         if added is not None:
             x = x + added.unflatten(1, spec.tokens)
         x = x.to(self.low) if self.low else x
@@ -143,7 +143,11 @@ class TokenBody(nn.Module):
             for block, m in zip(self.blocks, modulation, strict=True):
                 x = block(x, m, grid)
         x = x.to(self.out[task].weight.dtype) if self.low else x
-        return linear(self.out[task], x).flatten(1, 3)
+        return self._exact(self.out[task], x).flatten(1, 3)
+
+    def _exact(self, layer, x):
+        """layer(x), whose rounding would count"""
+        return linear(layer, x) if self.rounded else layer(x)
 
     def _precision(self, x):
         """Where products are bfloat16, while the residual stream stays as it is: in training."""

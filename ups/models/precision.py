@@ -1,15 +1,15 @@
 """How float32 numbers are multiplied in matrix products and convolutions.
 
 Evaluation is exact. Training on CUDA rounds the factors of the backward pass to ten bits (TF32),
-which gradients bear, and those of the forward pass where the body has `rounded`: in 2-D and 3-D,
-where products take most of a step. On a line they take little, and errors fall low enough that
-rounded blocks cost accuracy. The first and the last layer stay exact everywhere.
+which gradients bear, and in 2-D and 3-D (`rounded` of a body) those of the forward pass, where
+products take most of a step; only the first and the last layer stay exact there. On a line products
+take little, and errors fall so low that rounded blocks cost accuracy.
 
 A roll-out may round the update, never the state, where validation shows that it does not matter:
 
     float32    exact
-    tf32       products of the update rounded to ten bits, but for the first and the last layer
-    bfloat16   the blocks of the body in bfloat16
+    tf32       products of the update rounded to ten bits
+    bfloat16   the blocks of the body in bfloat16, the first and the last layer as with tf32
 """
 
 import contextlib
